@@ -1,0 +1,297 @@
+"""Recipes: frozen values from TOML and dotted overrides, and the run they describe."""
+
+import hashlib
+import importlib
+import pkgutil
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from importlib.metadata import entry_points
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+import promptfed.methods
+from promptfed import options
+from promptfed.backbones import BACKBONES
+from promptfed.data.datasets import DATASETS
+from promptfed.data.partition import PARTITIONS
+from promptfed.errors import PromptFedError, choice
+from promptfed.method import Method
+from promptfed.options import Count, NonNegative, Whole
+
+RECIPES = Path(__file__).parent / "recipes"
+Table = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class FleetOptions:
+    """How clients are simulated: `auto` stacks them on a GPU and takes them one by one on a CPU."""
+
+    name: Literal["auto", "stacked", "one-by-one"] = "auto"
+    width: Whole = 0  # clients stacked at a time; 0: all of a round
+    memory_mb: NonNegative = 1024.0  # personal state kept in memory before it spills to disk
+    precision: Literal["tf32", "fp32"] = "tf32"  # of matrix products on a GPU
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """When clients are tested."""
+
+    every: Count = 1  # rounds between evaluations; the last round is always evaluated
+    after: bool = True  # at the end, also test every client after one more local training
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything a run depends on. Tables hold a `name` and that thing's own fields."""
+
+    seed: Whole = 0
+    rounds: Count = 10
+    clients: Count = 12
+    per_round: Whole = 0  # clients that take part in a round; 0: all
+    device: str = "auto"
+    checkpoint_seconds: NonNegative = 5.0
+    method: Table = field(default_factory=lambda: {"name": "pfedpt"})
+    data: Table = field(default_factory=lambda: {"name": "fashion-shops"})
+    partition: Table = field(default_factory=lambda: {"name": "pathological", "classes_per_client": 3})
+    backbone: Table = field(default_factory=lambda: {"name": "cnn"})
+    fleet: Table = field(default_factory=lambda: {"name": "auto"})
+    evaluate: Table = field(default_factory=dict)
+
+    @property
+    def hash(self) -> str:
+        """Return the fingerprint of all that decides the numbers; the length and the place of the run do not."""
+        content = asdict(replace(self, rounds=1, checkpoint_seconds=0.0, device="auto"))
+        return "sha256:" + hashlib.sha256(to_toml(content).encode()).hexdigest()
+
+
+TABLES = ("method", "data", "partition", "backbone", "fleet", "evaluate")
+
+
+# -- finding things by name ---------------------------------------------------------------------------------------
+
+
+def methods() -> dict[str, type[Method]]:
+    """Return every method by name: the package's own, then those other packages announce by entry point."""
+    found: dict[str, type[Method]] = {}
+    for module in pkgutil.iter_modules(promptfed.methods.__path__):
+        names = vars(importlib.import_module(f"promptfed.methods.{module.name}")).values()
+        for kind in names:
+            if isinstance(kind, type) and issubclass(kind, Method) and kind.__module__.endswith(module.name):
+                found[kind.name] = kind
+    for point in entry_points(group="promptfed.methods"):
+        if point.name in found:
+            raise PromptFedError(f'Two methods are called "{point.name}": the other comes from {point.value}.')
+        found[point.name] = point.load()
+    return found
+
+
+def find_method(name: str) -> type[Method]:
+    """Return the method of that name, or the class at a dotted path such as "pkg.mine:MyMethod"."""
+    if ":" not in name:
+        known = methods()
+        if name not in known:
+            raise choice("method", name, known)
+        return known[name]
+    module, _, attribute = name.partition(":")
+    try:
+        kind = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise PromptFedError(f'There is no method "{name}": {error}.') from error
+    if not (isinstance(kind, type) and issubclass(kind, Method)):
+        raise PromptFedError(f'"{name}" is no Method: it must be a subclass of promptfed.Method.')
+    return kind
+
+
+def recipes() -> dict[str, Path]:
+    """Return the shipped recipes by name, such as "pfedpt/cifar10-dirichlet"."""
+    return {path.relative_to(RECIPES).with_suffix("").as_posix(): path for path in sorted(RECIPES.rglob("*.toml"))}
+
+
+# -- reading --------------------------------------------------------------------------------------------------------
+
+
+def load(source: str, overrides: Sequence[str] = ()) -> list[Recipe]:
+    """Read a recipe file, a shipped recipe or a method's name, apply `key=value` overrides, and expand sweeps."""
+    content, where = _read(source)
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals:
+            raise PromptFedError(f'"{override}" is no key=value; write for example rounds=20 or method.lr=0.01.')
+        _set(content, key.strip(), _value(text))
+    return [resolve(single, where) for single in _sweep(content)]
+
+
+def _read(source: str) -> tuple[Table, str]:
+    shipped = recipes()
+    path = shipped.get(source, Path(source))
+    if not (source in shipped or source.endswith(".toml") or path.is_file()):
+        kinds = {**methods(), **shipped}
+        if ":" not in source and source not in kinds:
+            raise choice("method or recipe", source, kinds)
+        return {"method": {"name": source}}, "the command line"
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8")), str(path)
+    except OSError as error:
+        raise PromptFedError(f"The recipe {path} cannot be read: {error.strerror}.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise PromptFedError(f"The recipe {path} is no valid TOML: {error}.") from error
+
+
+def _value(text: str) -> object:
+    """Read a value as TOML would; a bare word is a text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _set(content: Table, key: str, value: object) -> None:
+    *tables, last = key.split(".")
+    place = content
+    for table in tables:
+        place = place.setdefault(table, {})
+        if not isinstance(place, dict):
+            raise PromptFedError(f'"{key}": {table} is a value, not a table.')
+    if last == "name" and tables and place.get("name") != value:
+        place.clear()  # the other thing's fields mean nothing to the new one
+    place[last] = value
+
+
+def _sweep(content: Table, path: tuple[str, ...] = ()) -> Iterator[Table]:
+    """Yield one table per combination of the list values; fields that are lists themselves stay lists."""
+    axes = [(path, value) for path, value in _leaves(content) if isinstance(value, list) and not _is_list_field(content, path)]
+    for chosen in product(*(values for _, values in axes)):
+        single = _copy(content)
+        for (place, _), value in zip(axes, chosen, strict=True):
+            _set(single, ".".join(place), value)
+        yield single
+
+
+def _leaves(content: Table, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
+    for key, value in content.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
+def _copy(content: Table) -> Table:
+    return {key: _copy(value) if isinstance(value, dict) else value for key, value in content.items()}
+
+
+def _is_list_field(content: Table, path: tuple[str, ...]) -> bool:
+    if len(path) != 2 or path[0] not in ("method", "backbone"):
+        return False
+    name = content[path[0]].get("name")
+    if not isinstance(name, str):
+        return False
+    kind = BACKBONES.get(name) if path[0] == "backbone" else find_method(name)
+    return kind is not None and str(options.hints(kind).get(path[1], "")).startswith("tuple")
+
+
+# -- resolving ------------------------------------------------------------------------------------------------------
+
+
+def resolve(content: Mapping[str, Any], where: str = "the recipe") -> Recipe:
+    """Return the recipe with every field filled in and checked."""
+    hints = options.hints(Recipe)
+    given: Table = {}
+    for key, value in content.items():
+        if key not in hints:
+            raise choice("key", key, hints, where)
+        if key in TABLES:
+            if not isinstance(value, dict):
+                raise PromptFedError(f"{key} in {where} must be a table: write {key}.name={value}.")
+            given[key] = dict(value)
+        else:
+            given[key] = options.typed(key, value, hints[key])
+    recipe = Recipe(**given)
+    if recipe.per_round > recipe.clients:
+        raise PromptFedError(f"per_round={recipe.per_round} is more than clients={recipe.clients}.")
+    check_device(recipe.device)
+    return replace(
+        recipe,
+        method=_fill_method(recipe.method),
+        data=_fill(recipe.data, "data", DATASETS),
+        partition=_fill(recipe.partition, "partition", PARTITIONS),
+        backbone=_fill(recipe.backbone, "backbone", BACKBONES, {"shape": (3, 32, 32), "classes": 10}),
+        fleet=_plain(options.make(FleetOptions, recipe.fleet, "fleet")),
+        evaluate=_plain(options.make(EvaluateOptions, recipe.evaluate, "evaluate")),
+    )
+
+
+def check_device(device: str) -> None:
+    """Refuse a device name that torch would not know."""
+    if device.split(":")[0] not in ("auto", "cpu", "cuda"):
+        raise choice("device", device, ["auto", "cpu", "cuda"])
+
+
+def _named(table: Table, what: str) -> tuple[str, Table]:
+    rest = dict(table)
+    name = rest.pop("name", None)
+    if not isinstance(name, str):
+        raise PromptFedError(f"{what}.name is missing in the recipe; `promptfed list` shows the choices.")
+    return name, rest
+
+
+def _fill(table: Table, what: str, registry: Mapping[str, type], fixed: Table | None = None) -> Table:
+    name, given = _named(table, what)
+    kind, _, path = name.partition(":")
+    if kind == "file" and what == "partition":
+        return {"name": name}
+    if kind not in registry:
+        raise choice(what if what != "data" else "data set", kind, registry, "the recipe")
+    made = options.make(registry[kind], given, what, fixed or ({"path": path} if path else None))
+    return {"name": name} | {key: value for key, value in _plain(made).items() if key not in (fixed or {"path": path})}
+
+
+def _fill_method(table: Table) -> Table:
+    name, given = _named(table, "method")
+    kind = find_method(name)
+    preset = given.pop("preset", None)
+    if preset is not None:
+        if preset not in kind.presets:
+            raise choice("preset", str(preset), kind.presets, f"method {name}")
+        given = {**kind.presets[str(preset)], **given}
+    return {"name": name} | _plain(options.make(kind, given, "method"))
+
+
+def _plain(made: Any) -> Table:
+    return {item.name: getattr(made, item.name) for item in fields(made)}
+
+
+def build_method(recipe: Recipe) -> Method:
+    """Return the recipe's method."""
+    name, given = _named(recipe.method, "method")
+    return options.make(find_method(name), given, "method")
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+def to_toml(content: Mapping[str, Any]) -> str:
+    """Write plain values and one level of tables as TOML."""
+    lines = [f"{key} = {literal(value)}" for key, value in content.items() if not isinstance(value, dict)]
+    for key, table in content.items():
+        if isinstance(table, dict) and table:
+            lines += ["", f"[{key}]", *(f"{name} = {literal(value)}" for name, value in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def literal(value: object) -> str:
+    """Write one value as TOML."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(literal(item) for item in value)}]"
+    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def dump(recipe: Recipe) -> str:
+    """Return the recipe as TOML."""
+    return to_toml(asdict(recipe))

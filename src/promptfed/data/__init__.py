@@ -1,0 +1,6 @@
+"""Labelled images: sets by name, the user's own, and their division among clients."""
+
+from promptfed.data.dataset import Dataset
+from promptfed.data.datasets import DATASETS, add, open_dataset, status
+
+__all__ = ["DATASETS", "Dataset", "add", "open_dataset", "status"]

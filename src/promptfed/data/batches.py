@@ -1,0 +1,187 @@
+"""Seeded, padded batches of one client, or of a stack of clients whose tensors gain a leading C."""
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from promptfed import keys
+from promptfed.data.dataset import Dataset, Indices
+from promptfed.method import Batch, Change, Draw
+from promptfed.tree import Tree
+
+
+class Pool:
+    """Every image of a data set on one device, kept as bytes and normalised batch by batch."""
+
+    def __init__(self, dataset: Dataset, device: torch.device) -> None:
+        self.classes = len(dataset.classes)
+        self.x = torch.from_numpy(np.ascontiguousarray(dataset.images)).to(device)  # [N, H, W, 3]
+        self.y = torch.from_numpy(dataset.labels).to(device)
+        mean, std = (torch.tensor(part, device=device) for part in (dataset.mean, dataset.std))
+        self.scale, self.shift = 1 / (255 * std), -mean / std
+        self.labels, self.domains = dataset.labels, dataset.domains
+        self.seen = 0  # training examples handed out so far
+
+    def images(self, index: Tensor) -> Tensor:
+        """Return the normalised images [*index.shape, 3, H, W], in memory channels last, which convolutions like best."""
+        chosen = self.x.index_select(0, index.flatten()).float()
+        return torch.addcmul(self.shift, chosen, self.scale).view(*index.shape, *self.x.shape[1:]).movedim(-1, -3)
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """The examples of one client, or of a stack of clients, in one round."""
+
+    pool: Pool
+    seed: int
+    round: int
+    clients: tuple[int, ...]
+    rows: tuple[Indices, ...]  # the pool's indices of each client
+    stacked: bool
+    draws: Mapping[str, Draw]
+    facts: Tree
+    changes: tuple[tuple[Change, Tree], ...] = ()
+
+    def map(self, change: Change, tensors: Tree) -> "ClientData":
+        """Return the same data with every batch passed through `change(tensors, batch)`."""
+        return replace(self, changes=(*self.changes, (change, tensors)))
+
+    def batches(
+        self,
+        purpose: str = "train",
+        *,
+        size: int,
+        epochs: int = 1,
+        steps: int | None = None,
+        ordered: bool = False,
+        drop_last: bool = False,
+    ) -> "PlannedBatches":
+        """Return the batches of `epochs` passes over the data, or exactly `steps` steps."""
+        plans = []
+        for client, rows in zip(self.clients, self.rows, strict=True):
+            shuffle = None if ordered else keys.generator(self.seed, "batches", purpose, client, self.round)
+            plans.append(_plan(len(rows), size, epochs, steps, shuffle, drop_last))
+        longest = max(len(plan) for plan in plans)
+        local = np.full((longest, len(plans), size), -1, dtype=np.int64)
+        for column, plan in enumerate(plans):
+            local[: len(plan), column] = plan
+        mask = local >= 0
+        local[~mask] = 0
+        # a client without examples has no step of its own: any image may stand in for the padding
+        index = np.stack(
+            [(rows if len(rows) else np.zeros(1, np.int64))[local[:, i]] for i, rows in enumerate(self.rows)], 1
+        )
+        self.pool.seen += int(mask.sum()) if purpose != "test" else 0
+        return self._planned(purpose, size, index, local, mask)
+
+    def _planned(self, purpose: str, size: int, index: Indices, local: Indices, mask: np.ndarray) -> "PlannedBatches":
+        device = self.pool.x.device
+        salts = [
+            [keys.key(self.seed, name, purpose, client, self.round) for client in self.clients] for name in self.draws
+        ]
+        plan = {"plan.pool": index, "plan.index": local, "plan.mask": mask.astype(np.float32)}
+        tensors = {
+            name: torch.from_numpy(part if self.stacked else part[:, 0]).to(device) for name, part in plan.items()
+        }
+        for name, salt in zip(self.draws, salts, strict=True):
+            tensors[f"salt.{name}"] = torch.tensor(salt if self.stacked else salt[0], device=device)
+        tensors |= {f"fact.{name}": value for name, value in self.facts.items()}
+        for number, (_, own) in enumerate(self.changes):
+            tensors |= {f"change{number}.{name}": value for name, value in own.items()}
+        key = (id(self.pool), size, tuple(self.draws.items()), tuple(change for change, _ in self.changes))
+        return PlannedBatches(len(index), not mask.any(-1).all(), tensors, key, self)
+
+
+def _plan(
+    count: int, size: int, epochs: int, steps: int | None, shuffle: torch.Generator | None, drop_last: bool
+) -> Indices:
+    """Return the examples of every step [steps, size], -1 where a batch is not full."""
+    full = max(1, count // size if drop_last else -(-count // size))
+    wanted = epochs if steps is None else -(-steps // full)
+    plan = np.full((wanted, full * size), -1, dtype=np.int64)
+    for epoch in range(wanted):
+        order = np.arange(count) if shuffle is None else torch.randperm(count, generator=shuffle).numpy()
+        kept = order[: full * size]
+        plan[epoch, : len(kept)] = kept
+    return plan.reshape(-1, size)[:steps]
+
+
+@dataclass(frozen=True)
+class PlannedBatches:
+    """Batches as a function of the step."""
+
+    steps: int
+    ragged: bool
+    tensors: Tree
+    key: Hashable
+    data: ClientData
+
+    def at(self, tensors: Tree, step: Tensor) -> Batch:
+        """Return batch number `step`, computed from `tensors` alone."""
+        plan = {name[5:]: tensors[name].index_select(0, step.view(1)).squeeze(0) for name in _PLAN}
+        index, mask = plan["pool"], plan["mask"]
+        pool = self.data.pool
+        batch = {
+            "x": pool.images(index),
+            "y": pool.y[index],
+            "index": plan["index"],
+            "mask": mask,
+            "active": mask.amax(-1),
+        }
+        batch |= {name: tensors[f"fact.{name}"] for name in self.data.facts}
+        for name, draw in self.data.draws.items():
+            salt = tensors[f"salt.{name}"] + (step << 32)
+            shape = (mask.shape[-1], *draw.shape) if draw.per == "sample" else draw.shape
+            batch[name] = (keys.uniform if draw.kind == "uniform" else keys.normal)(salt, shape)
+        for number, (change, own) in enumerate(self.data.changes):
+            batch = change({name: tensors[f"change{number}.{name}"] for name in own}, batch)
+        return batch
+
+    def __iter__(self) -> Iterator[Batch]:
+        for step in range(self.steps):
+            yield self.at(self.tensors, torch.tensor(step, device=self.data.pool.x.device))
+
+
+_PLAN = ("plan.pool", "plan.index", "plan.mask")
+
+
+class Shards:
+    """Who holds what: hands out the training or test data of any clients, one or stacked."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        train: Sequence[Indices],
+        test: Sequence[Indices],
+        seed: int,
+        draws: Mapping[str, Draw],
+    ) -> None:
+        self.pool, self.seed, self.draws = pool, seed, draws
+        self.rows = {"train": train, "test": test}
+
+    def __len__(self) -> int:
+        return len(self.rows["train"])
+
+    def data(self, clients: Sequence[int], round: int, split: str = "train", *, stacked: bool) -> ClientData:  # noqa: A002
+        """Return the data of one client, or of several stacked."""
+        rows = tuple(self.rows[split][client] for client in clients)
+        facts = self.facts(clients)
+        if not stacked:
+            facts = {name: value[0] for name, value in facts.items()}
+        return ClientData(self.pool, self.seed, round, tuple(clients), rows, stacked, self.draws, facts)
+
+    def facts(self, clients: Sequence[int]) -> Tree:
+        """Return what each client knows of itself: client [C], size [C], counts [C, classes], domain [C]."""
+        train = [self.rows["train"][client] for client in clients]
+        counts = [np.bincount(self.pool.labels[rows], minlength=self.pool.classes) for rows in train]
+        domain = [np.bincount(self.pool.domains[rows]).argmax() for rows in train]
+        device = self.pool.x.device
+        return {
+            "client": torch.tensor(list(clients), device=device),
+            "size": torch.tensor([float(len(rows)) for rows in train], device=device),
+            "counts": torch.from_numpy(np.stack(counts)).float().to(device),
+            "domain": torch.tensor(np.array(domain), device=device),
+        }

@@ -1,0 +1,255 @@
+"""Data sets by name: each is a frozen dataclass of its options that knows how to load itself."""
+
+import hashlib
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, get_args, get_origin, get_type_hints
+
+from promptfed.data.archives import read_cifar10, read_cifar100, read_fashion_mnist, read_tiny_imagenet
+from promptfed.data.dataset import Dataset
+from promptfed.data.download import REMOTES, digest, fetch, home
+from promptfed.data.folder import read_folder
+from promptfed.data.npz import read_npz
+from promptfed.data.parsed import kept
+from promptfed.data.shops import EMBEDDED, load_shops
+from promptfed.data.split import fewer, stratified
+from promptfed.errors import PromptFedError, choice
+
+# Folders in which a system package may already have put the official files.
+INSTALLED = {"fashion-mnist": Path("/usr/share/datasets/fashion-mnist")}
+
+
+class Named(Protocol):
+    """What a data set must offer: a name, its options as dataclass fields, and `load`."""
+
+    name: ClassVar[str]
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def load(self) -> Dataset:
+        """Return the images, reading or downloading them if need be."""
+
+
+@dataclass(frozen=True)
+class FashionShops:
+    """The embedded set: 8,000 photographs of clothes from Fashion-MNIST as four shops show them, 32 × 32."""
+
+    name: ClassVar[str] = "fashion-shops"
+
+    def load(self) -> Dataset:
+        """Return the four shops."""
+        return load_shops()
+
+
+@dataclass(frozen=True)
+class FashionMnist:
+    """Fashion-MNIST: 60,000 + 10,000 grey photographs of 10 kinds of clothes, padded to 32 × 32."""
+
+    name: ClassVar[str] = "fashion-mnist"
+    limit: int = 0  # training images per class; 0: all
+
+    def load(self) -> Dataset:
+        """Read the four official files."""
+        _check_range("limit", self.limit, low=0)
+        return fewer(_parsed(self.name, lambda paths: read_fashion_mnist(paths[0].parent)), self.limit)
+
+
+@dataclass(frozen=True)
+class Cifar10:
+    """CIFAR-10: 50,000 + 10,000 photographs of 10 kinds of things, 32 × 32."""
+
+    name: ClassVar[str] = "cifar10"
+    limit: int = 0
+
+    def load(self) -> Dataset:
+        """Read cifar-10-python.tar.gz."""
+        _check_range("limit", self.limit, low=0)
+        return fewer(_parsed(self.name, lambda paths: read_cifar10(paths[0])), self.limit)
+
+
+@dataclass(frozen=True)
+class Cifar100:
+    """CIFAR-100: 50,000 + 10,000 photographs of 100 fine or 20 coarse kinds of things, 32 × 32."""
+
+    name: ClassVar[str] = "cifar100"
+    labels: Literal["fine", "coarse"] = "fine"
+    limit: int = 0
+
+    def load(self) -> Dataset:
+        """Read cifar-100-python.tar.gz."""
+        _check_range("limit", self.limit, low=0)
+        read = _parsed(self.name, lambda paths: read_cifar100(paths[0], self.labels), variant=self.labels)
+        return fewer(read, self.limit)
+
+
+@dataclass(frozen=True)
+class TinyImageNet:
+    """Tiny ImageNet: 100,000 + 10,000 photographs of 200 kinds of things, 64 × 64."""
+
+    name: ClassVar[str] = "tiny-imagenet"
+    limit: int = 0
+
+    def load(self) -> Dataset:
+        """Read tiny-imagenet-200.zip."""
+        _check_range("limit", self.limit, low=0)
+        return fewer(_parsed(self.name, lambda paths: read_tiny_imagenet(paths[0])), self.limit)
+
+
+@dataclass(frozen=True)
+class Npz:
+    """A user's own arrays: x_train, y_train, x_test, y_test, or x and y, in the .npz file at `path`."""
+
+    name: ClassVar[str] = "npz"
+    path: str
+    test_fraction: float = 0.2
+    seed: int = 0
+
+    def load(self) -> Dataset:
+        """Read the file."""
+        _check_split(self.test_fraction, self.seed)
+        return read_npz(Path(self.path).expanduser(), self.test_fraction, self.seed)
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A user's own photographs at `path`: class/*.jpg or domain/class/*.jpg, optionally under train/ and test/."""
+
+    name: ClassVar[str] = "folder"
+    path: str
+    size: int = 32
+    test_fraction: float = 0.2
+    skip_corrupt: bool = False
+    seed: int = 0
+
+    def load(self) -> Dataset:
+        """Decode the photographs, and set test images aside unless the folders do."""
+        _check_range("size", self.size, low=1)
+        _check_split(self.test_fraction, self.seed)
+        data = read_folder(Path(self.path).expanduser(), self.size, self.skip_corrupt)
+        if data.test.any():
+            return data
+        return replace(data, test=stratified(data.labels, data.domains, self.test_fraction, self.seed))
+
+
+_ALL: tuple[type[Named], ...] = (Cifar10, Cifar100, FashionMnist, FashionShops, Folder, Npz, TinyImageNet)
+DATASETS: dict[str, type[Named]] = {kind.name: kind for kind in _ALL}
+
+
+def open_dataset(name: str, **options: object) -> Dataset:
+    """Load a data set by name, with its options by name; `folder:PATH` and `npz:PATH` carry their path in the name."""
+    kind, colon, path = name.partition(":")
+    if kind not in DATASETS:
+        raise choice("data set", kind, DATASETS)
+    wanted = {field.name for field in fields(DATASETS[kind]) if field.default is MISSING}
+    if colon and "path" not in wanted:
+        raise PromptFedError(f'Data set "{kind}" takes no path: write {kind} instead of {name}.')
+    given = {**({"path": path} if path else {}), **options}
+    if wanted - set(given):
+        raise PromptFedError(f'Data set "{kind}" needs a path: write {kind}:PATH.')
+    return DATASETS[kind](**_checked(DATASETS[kind], given)).load()
+
+
+def add(name: str, path: Path, *, verify: bool = True) -> Path:
+    """Copy official files from disk into the data home, checksums verified, and return where they are.
+
+    `path` is the archive, or a folder that holds the official files, or one of several such files.
+    """
+    if name not in REMOTES:
+        raise choice("data set to add", name, REMOTES)
+    remotes, folder = REMOTES[name], home() / "data" / name
+    alone = len(remotes) == 1 and not path.is_dir()
+    around = path if path.is_dir() else path.parent
+    sources = [path] if alone else [around / remote.file for remote in remotes]
+    for remote, source in zip(remotes, sources, strict=True):
+        if not source.is_file():
+            raise PromptFedError(f'There is no file {source}; data set "{name}" needs {remote.file}.')
+        right = (remote.checksum, *remote.also)
+        if verify and (actual := digest(source, remote.checksum.partition(":")[0])) not in right:
+            raise PromptFedError(f"{source} has checksum {actual} instead of {remote.checksum}: not the official file.")
+    folder.mkdir(parents=True, exist_ok=True)
+    for remote, source in zip(remotes, sources, strict=True):
+        copy = folder / f"{remote.file}.copy"
+        shutil.copyfile(source, copy)
+        copy.replace(folder / remote.file)
+    return folder / remotes[0].file if len(remotes) == 1 else folder
+
+
+class Status(NamedTuple):
+    """Whether a data set is on this machine, where it is or would go, and its files' size in bytes."""
+
+    name: str
+    present: bool
+    where: Path
+    size: int
+
+
+def status() -> list[Status]:
+    """Return, for every data set with files of its own, whether they are here."""
+    found = [Status(FashionShops.name, True, Path(str(EMBEDDED)), len(EMBEDDED.read_bytes()))]
+    for name, remotes in REMOTES.items():
+        paths = _present(name)
+        size = sum(path.stat().st_size for path in paths) if paths else sum(remote.size for remote in remotes)
+        found.append(Status(name, bool(paths), paths[0].parent if paths else home() / "data" / name, size))
+    return sorted(found)
+
+
+def _present(name: str) -> list[Path]:
+    """Return the paths of a set's files, from the data home or a system package, or [] unless all are there."""
+    for folder in [home() / "data" / name, *([INSTALLED[name]] if name in INSTALLED else [])]:
+        paths = [folder / remote.file for remote in REMOTES[name]]
+        if all(path.is_file() for path in paths):
+            return paths
+    return []
+
+
+def _parsed(name: str, read: Callable[[list[Path]], Dataset], variant: str = "all") -> Dataset:
+    """Return what `read` makes of a set's files, downloaded if need be; kept until one of the files changes."""
+    folder = home() / "data" / name
+    paths = _present(name)
+    if not paths:
+        paths = [folder / remote.file for remote in REMOTES[name]]
+        for remote, path in zip(REMOTES[name], paths, strict=True):
+            if not path.is_file():
+                fetch(remote.url, path, remote.checksum, name=name)
+    key = hashlib.sha256("".join(map(digest, paths)).encode()).hexdigest()[:32]
+    return kept(folder / "parsed" / variant, key, lambda: read(paths))
+
+
+def _checked(kind: type[Named], given: Mapping[str, object]) -> dict[str, Any]:
+    """Return the options with the types their fields ask for; an unknown name or a wrong type is an error."""
+    hints = get_type_hints(kind)
+    names = {field.name for field in fields(kind)}
+    checked: dict[str, Any] = {}
+    for key, value in given.items():
+        if key not in names:
+            raise choice(f'option of data set "{kind.name}"', key, names)
+        checked[key] = _typed(key, str(value) if isinstance(value, Path) else value, hints[key])
+    return checked
+
+
+def _typed(key: str, value: object, hint: Any) -> object:
+    """Return `value` if it is of the type `hint`; a whole number passes for a float, a bool only for a bool."""
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            raise choice(f"data.{key}", str(value), get_args(hint))
+        return value
+    if hint is float and type(value) is int:
+        return float(value)
+    if type(value) is not hint:
+        words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+        raise PromptFedError(f"data.{key} must be {words[hint]}, not {value!r}.")
+    return value
+
+
+def _check_range(key: str, value: int, low: int) -> None:
+    """Refuse a number below `low`."""
+    if value < low:
+        raise PromptFedError(f"data.{key} must be at least {low}, not {value}.")
+
+
+def _check_split(test_fraction: float, seed: int) -> None:
+    """Refuse a test fraction outside [0, 1) and a negative seed."""
+    if not 0 <= test_fraction < 1:
+        raise PromptFedError(f"data.test_fraction must be at least 0 and below 1, not {test_fraction}.")
+    _check_range("seed", seed, low=0)

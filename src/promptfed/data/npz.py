@@ -1,0 +1,98 @@
+"""A user's own arrays in one .npz file."""
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from promptfed.data.dataset import Dataset, Images, Indices
+from promptfed.data.split import stratified
+from promptfed.errors import PromptFedError
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def read_npz(path: Path, test_fraction: float, seed: int) -> Dataset:
+    """Read x_train, y_train, x_test, y_test, or x and y alone, of which `test_fraction` then becomes the test set.
+
+    Optional: class_names, and domain_names with domain_train and domain_test (or domain).
+    """
+    arrays = _read(path)
+    ends = ("_train", "_test") if "x_train" in arrays else ("",)
+    given = f"domain{ends[0]}" in arrays
+    parts = [_part(arrays, end, given, path) for end in ends]
+    if len({part[0].shape[1:] for part in parts}) > 1:
+        raise PromptFedError(f"{path} holds images of two sizes, one in x_train and another in x_test.")
+    images, labels, domains = (np.concatenate(column) for column in zip(*parts, strict=True))
+    if ends == ("",):
+        test = stratified(labels, domains, test_fraction, seed)
+    else:
+        test = np.arange(len(labels)) >= len(parts[0][1])
+    return Dataset(
+        name=path.stem,
+        images=images,
+        labels=labels,
+        test=test,
+        classes=_names(arrays, "class_names", labels, path),
+        domains=domains,
+        domain_names=_names(arrays, "domain_names", domains, path) if given else (path.stem,),
+    )
+
+
+def _read(path: Path) -> Arrays:
+    """Return the arrays of the file by name."""
+    if not path.is_file():
+        raise PromptFedError(f"There is no file {path}.")
+    try:
+        with np.load(path) as opened:
+            return dict(opened)
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as problem:
+        raise PromptFedError(f"{path} is not an .npz file of plain arrays: {problem}.") from problem
+
+
+def _pick(arrays: Arrays, name: str, path: Path) -> NDArray[Any]:
+    """Return an array that must be there."""
+    if name not in arrays:
+        held = ", ".join(sorted(arrays)) or "nothing"
+        raise PromptFedError(f"{path} lacks {name}; it holds {held} (wanted: x_train, y_train, x_test, y_test).")
+    return arrays[name]
+
+
+def _part(arrays: Arrays, end: str, domains: bool, path: Path) -> tuple[Images, Indices, Indices]:
+    """Return the images, labels and domains of one split, which must be equally many."""
+    images, labels = _images(arrays, f"x{end}", path), _indices(arrays, f"y{end}", path)
+    places = _indices(arrays, f"domain{end}", path) if domains else labels * 0
+    if not len(images) == len(labels) == len(places):
+        raise PromptFedError(
+            f"x{end} in {path} has {len(images)} images, but there are {len(labels)} labels and {len(places)} domains."
+        )
+    return images, labels, places
+
+
+def _images(arrays: Arrays, name: str, path: Path) -> Images:
+    """Return images as uint8 [N, H, W, 3]; grey ones [N, H, W] or [N, H, W, 1] gain equal colours."""
+    x = _pick(arrays, name, path)
+    x = x[..., None] if x.ndim == 3 else x
+    if x.dtype != np.uint8 or x.ndim != 4 or x.shape[-1] not in (1, 3):
+        raise PromptFedError(f"{name} in {path} must be uint8 [N, H, W, 3] or [N, H, W], not {x.dtype} {x.shape}.")
+    return np.broadcast_to(x, (*x.shape[:3], 3))
+
+
+def _indices(arrays: Arrays, name: str, path: Path) -> Indices:
+    """Return whole numbers from 0 as int64 [N]; a column [N, 1] is accepted."""
+    y = _pick(arrays, name, path)
+    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+    if y.ndim != 1 or y.dtype.kind not in "iu" or (y < 0).any():
+        raise PromptFedError(f"{name} in {path} must hold whole numbers from 0, one per image.")
+    return y.astype(np.int64)
+
+
+def _names(arrays: Arrays, name: str, values: Indices, path: Path) -> tuple[str, ...]:
+    """Return the names of the values 0 … max: those in the file, or the numbers themselves."""
+    count = int(values.max(initial=-1)) + 1
+    names = tuple(str(given) for given in arrays[name]) if name in arrays else tuple(map(str, range(count)))
+    if len(names) < count:
+        raise PromptFedError(f"{name} in {path} has {len(names)} names, but the numbers go up to {count - 1}.")
+    return names

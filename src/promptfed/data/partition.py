@@ -1,0 +1,87 @@
+"""Splitting one data set over clients, by name: `make_partition("dirichlet", {"alpha": 0.1}, dataset, 50, seed=0)`."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from promptfed.data.dataset import Dataset
+from promptfed.data.partitioners import (
+    Dirichlet,
+    Disjoint,
+    Domain,
+    DomainDirichlet,
+    DomainPathological,
+    Iid,
+    Pathological,
+    Quantity,
+)
+from promptfed.data.pfllib import PfllibDirichlet, PfllibIid, PfllibPathological
+from promptfed.data.shares import Partition
+from promptfed.errors import PromptFedError, choice
+
+__all__ = ["PARTITIONS", "Partition", "Partitioner", "make_partition"]
+
+FILE = "file:"
+STREAM = 7919  # keeps these draws apart from every other use of the run's seed
+
+
+class Partitioner(Protocol):
+    """A way to split: a frozen dataclass whose fields are the keys under [partition] in a recipe."""
+
+    name: ClassVar[str]
+
+    def split(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> Partition:
+        """Split the data set over the clients; every image at most once, nobody without a training image."""
+        ...
+
+
+PARTITIONS: dict[str, type[Partitioner]] = {
+    kind.name: kind
+    for kind in (
+        Iid,
+        Dirichlet,
+        Pathological,
+        Disjoint,
+        Quantity,
+        Domain,
+        DomainDirichlet,
+        DomainPathological,
+        PfllibIid,
+        PfllibPathological,
+        PfllibDirichlet,
+    )
+}
+
+
+def make_partition(name: str, options: Mapping[str, object], dataset: Dataset, clients: int, seed: int) -> Partition:
+    """Split by the partitioner of that name with those fields, or read a saved split: name "file:PATH"."""
+    if name.startswith(FILE):
+        return _from_file(Path(name.removeprefix(FILE)).expanduser(), options, dataset, clients)
+    if name not in PARTITIONS:
+        raise choice("partition", name, [*PARTITIONS, f"{FILE}PATH"])
+    if seed < 0:
+        raise PromptFedError(f"seed must be a whole number from 0, not {seed}.")
+    kind: Any = PARTITIONS[name]
+    _known(options, [field.name for field in fields(kind)], name)
+    rng = np.random.default_rng(np.random.SeedSequence([seed, STREAM]))
+    partitioner: Partitioner = kind(**options)
+    return partitioner.split(dataset, clients, rng)
+
+
+def _from_file(path: Path, options: Mapping[str, object], dataset: Dataset, clients: int) -> Partition:
+    _known(options, [], f"{FILE}{path}")
+    partition = Partition.load(path, dataset)
+    if len(partition) != clients:
+        raise PromptFedError(
+            f"The partition file {path} has {len(partition)} clients; use {len(partition)} clients, not {clients}."
+        )
+    return partition
+
+
+def _known(options: Mapping[str, object], valid: list[str], name: str) -> None:
+    for key in options:
+        if key not in valid:
+            raise choice("key", key, valid, f'the partition "{name}"')

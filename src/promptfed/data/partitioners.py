@@ -1,0 +1,251 @@
+"""The ways to split one data set over clients that keep the official test images apart.
+
+Each is a frozen dataclass whose fields are the keys under [partition] in a recipe. Test images follow the training
+images: a client is tested on the classes it trains on, in the same proportions. A client may end without any, and
+test images of a class that nobody trains on stay unused.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from promptfed.data.dataset import Dataset, Indices
+from promptfed.data.deal import NOBODY, Flags, deal, dirichlet_plan, draw_classes, holders_plan, top_up
+from promptfed.data.shares import Partition, from_owners
+from promptfed.errors import PromptFedError
+
+Rng = np.random.Generator
+Owners = Callable[[Indices, Flags, str], Indices]
+
+
+@dataclass(frozen=True)
+class Iid:
+    """Shuffled and equal: every client a random sample, sizes within one image of each other."""
+
+    name: ClassVar[str] = "iid"
+
+    def split(self, dataset: Dataset, clients: int, rng: Rng) -> Partition:
+        """Deal the shuffled training images round the clients, and likewise the test images."""
+        require_images(clients, int((~dataset.test).sum()))
+        owner = np.full(len(dataset), NOBODY, dtype=np.int64)
+        for part in (~dataset.test, dataset.test):
+            images = rng.permutation(np.flatnonzero(part))
+            owner[images] = np.arange(len(images)) % clients
+        return from_owners(self.name, owner, dataset.test, clients)
+
+
+@dataclass(frozen=True)
+class Dirichlet:
+    """Label skew (Hsu, Qi, Brown 2019): the clients' shares of each class are one draw from Dir(alpha).
+
+    A client left with fewer than `min_train` training images is topped up from the largest clients.
+    """
+
+    name: ClassVar[str] = "dirichlet"
+    alpha: float = 0.3
+    min_train: int = 1
+
+    def __post_init__(self) -> None:
+        require_positive("partition.alpha", self.alpha)
+        require_whole("partition.min_train", self.min_train)
+
+    def split(self, dataset: Dataset, clients: int, rng: Rng) -> Partition:
+        """Draw each class's shares, top up, and deal the test images in the proportions that came out."""
+        images = int((~dataset.test).sum())
+        require_images(clients, images)
+        if clients * self.min_train > images:
+            raise PromptFedError(
+                f"partition.min_train = {self.min_train} asks for {clients * self.min_train} training images "
+                f"for {clients} clients but there are only {images}; use at most {images // clients}."
+            )
+        owner = dirichlet_owners(dataset.labels, dataset.test, clients, self.alpha, self.min_train, rng)
+        return from_owners(self.name, owner, dataset.test, clients)
+
+
+@dataclass(frozen=True)
+class Pathological:
+    """A few classes each, drawn at random; the images of a class are shared equally by its holders.
+
+    Every class has a holder as soon as clients × classes_per_client reaches the number of classes; before that, the
+    images of the other classes stay unused. A client whose classes run out of images gets one of another class.
+    """
+
+    name: ClassVar[str] = "pathological"
+    classes_per_client: int = 5
+
+    def __post_init__(self) -> None:
+        require_whole("partition.classes_per_client", self.classes_per_client)
+
+    def split(self, dataset: Dataset, clients: int, rng: Rng) -> Partition:
+        """Draw who holds which class, then share each class out."""
+        require_images(clients, int((~dataset.test).sum()))
+        where = f'the training part of data set "{dataset.name}"'
+        owner = pathological_owners(dataset.labels, dataset.test, clients, self.classes_per_client, rng, where)
+        return from_owners(self.name, owner, dataset.test, clients)
+
+
+@dataclass(frozen=True)
+class Disjoint:
+    """Consecutive groups of classes, one group per client, with all their images; nobody shares a class."""
+
+    name: ClassVar[str] = "disjoint"
+    classes_per_client: int = 2
+
+    def __post_init__(self) -> None:
+        require_whole("partition.classes_per_client", self.classes_per_client)
+
+    def split(self, dataset: Dataset, clients: int, rng: Rng) -> Partition:
+        """Client i gets classes i·k … i·k + k - 1; classes beyond the last client's stay unused."""
+        require_images(clients, int((~dataset.test).sum()))
+        require_classes(self.classes_per_client, len(dataset.classes), f'data set "{dataset.name}"')
+        most = len(dataset.classes) // self.classes_per_client
+        if clients > most:
+            raise PromptFedError(
+                f"The disjoint partition has no classes left for client {most}: {len(dataset.classes)} classes with "
+                f"partition.classes_per_client = {self.classes_per_client} suffice for {most} clients, not {clients}."
+            )
+        owner = dataset.labels // self.classes_per_client
+        return from_owners(self.name, np.where(owner < clients, owner, NOBODY), dataset.test, clients)
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """Size skew: client sizes are one draw from Dir(alpha), classes are mixed; at least one training image each."""
+
+    name: ClassVar[str] = "quantity"
+    alpha: float = 0.5
+
+    def __post_init__(self) -> None:
+        require_positive("partition.alpha", self.alpha)
+
+    def split(self, dataset: Dataset, clients: int, rng: Rng) -> Partition:
+        """Treat all images as one class, so that only sizes differ."""
+        require_images(clients, int((~dataset.test).sum()))
+        owner = dirichlet_owners(np.zeros_like(dataset.labels), dataset.test, clients, self.alpha, 1, rng)
+        return from_owners(self.name, owner, dataset.test, clients)
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One client per domain, in the order of the domains, with all the domain's images."""
+
+    name: ClassVar[str] = "domain"
+
+    def split(self, dataset: Dataset, clients: int, rng: Rng) -> Partition:
+        """Make the domain of each image its owner."""
+        if clients != len(dataset.domain_names):
+            raise PromptFedError(
+                f'The domain partition has one client per domain: data set "{dataset.name}" has '
+                f"{len(dataset.domain_names)} domains, so use {len(dataset.domain_names)} clients, not {clients}."
+            )
+        return from_owners(self.name, dataset.domains, dataset.test, clients)
+
+
+@dataclass(frozen=True)
+class DomainDirichlet:
+    """Clients divided evenly over the domains, and inside a domain Dir(alpha) shares of each class."""
+
+    name: ClassVar[str] = "domain-dirichlet"
+    alpha: float = 0.5
+
+    def __post_init__(self) -> None:
+        require_positive("partition.alpha", self.alpha)
+
+    def split(self, dataset: Dataset, clients: int, rng: Rng) -> Partition:
+        """Split each domain over its own clients: domain d has clients d·k … d·k + k - 1."""
+        each = clients_per_domain(self.name, dataset, clients)
+        return split_domains(
+            self.name, dataset, each, lambda labels, test, _: dirichlet_owners(labels, test, each, self.alpha, 1, rng)
+        )
+
+
+@dataclass(frozen=True)
+class DomainPathological:
+    """Clients divided evenly over the domains, and inside a domain a few random classes each."""
+
+    name: ClassVar[str] = "domain-pathological"
+    classes_per_client: int = 3
+
+    def __post_init__(self) -> None:
+        require_whole("partition.classes_per_client", self.classes_per_client)
+
+    def split(self, dataset: Dataset, clients: int, rng: Rng) -> Partition:
+        """Split each domain over its own clients: domain d has clients d·k … d·k + k - 1."""
+        each, per_client = clients_per_domain(self.name, dataset, clients), self.classes_per_client
+        return split_domains(
+            self.name,
+            dataset,
+            each,
+            lambda labels, test, where: pathological_owners(labels, test, each, per_client, rng, where),
+        )
+
+
+def dirichlet_owners(labels: Indices, test: Flags, clients: int, alpha: float, least: int, rng: Rng) -> Indices:
+    """Owners when each class is shared in Dir(alpha) proportions and nobody has fewer than `least` training images."""
+    plan = dirichlet_plan(np.bincount(labels[~test]), clients, alpha, rng)
+    return deal(top_up(plan, least), labels, test, rng)
+
+
+def pathological_owners(labels: Indices, test: Flags, clients: int, per_client: int, rng: Rng, where: str) -> Indices:
+    """Owners when each client holds `per_client` random classes of those that have training images."""
+    sizes = np.bincount(labels[~test])
+    present = np.flatnonzero(sizes)
+    require_classes(per_client, len(present), where)
+    held = np.zeros((len(sizes), clients), dtype=np.bool_)
+    held[present] = draw_classes(len(present), per_client, clients, rng)
+    return deal(top_up(holders_plan(sizes, held, rng), 1), labels, test, rng)
+
+
+def clients_per_domain(name: str, dataset: Dataset, clients: int) -> int:
+    """How many clients each domain gets."""
+    domains = len(dataset.domain_names)
+    if clients < 1 or clients % domains:
+        near = max(1, round(clients / domains)) * domains
+        raise PromptFedError(
+            f'The {name} partition divides clients evenly over the {domains} domains of "{dataset.name}"; '
+            f"use {near} clients, not {clients}."
+        )
+    return clients // domains
+
+
+def split_domains(name: str, dataset: Dataset, each: int, owners: Owners) -> Partition:
+    """Split every domain by itself over `each` clients of its own."""
+    owner = np.full(len(dataset), NOBODY, dtype=np.int64)
+    for domain, label in enumerate(dataset.domain_names):
+        images = np.flatnonzero(dataset.domains == domain)
+        test, where = dataset.test[images], f'the training part of domain "{label}"'
+        require_images(each, int((~test).sum()), where=f' in domain "{label}"')
+        local = owners(dataset.labels[images], test, where)
+        owner[images] = np.where(local == NOBODY, NOBODY, local + domain * each)
+    return from_owners(name, owner, dataset.test, each * len(dataset.domain_names))
+
+
+def require_images(clients: int, images: int, what: str = "training images", where: str = "") -> None:
+    """Refuse a split that cannot give every client a training image."""
+    if clients < 1:
+        raise PromptFedError(f"A partition needs at least 1 client, not {clients}.")
+    if clients > images:
+        raise PromptFedError(
+            f"The partition has {clients} clients{where} but only {images} {what}; use at most {images} clients{where}."
+        )
+
+
+def require_classes(per_client: int, classes: int, where: str) -> None:
+    """Refuse more classes per client than there are."""
+    if per_client > classes:
+        raise PromptFedError(f"partition.classes_per_client = {per_client} but {where} has only {classes} classes.")
+
+
+def require_positive(key: str, value: object) -> None:
+    """Refuse anything but a finite number above 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (0 < value < math.inf):
+        raise PromptFedError(f"{key} must be a finite number above 0, not {value!r}.")
+
+
+def require_whole(key: str, value: object) -> None:
+    """Refuse anything but a whole number from 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise PromptFedError(f"{key} must be a whole number of at least 1, not {value!r}.")

@@ -1,0 +1,17 @@
+"""The one exception a user should ever see, and how its sentence names the nearest valid choice."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class PromptFedError(Exception):
+    """A mistake the user can mend. The command line prints its one sentence and exits with code 2."""
+
+
+def choice(what: str, given: str, valid: Iterable[str], where: str = "") -> PromptFedError:
+    """Return the error for a name that is none of `valid`: what, where, and the nearest valid choice."""
+    options = sorted(valid)
+    close = get_close_matches(given, options, n=1, cutoff=0.5)
+    hint = f'did you mean "{close[0]}"?' if close else f"valid: {', '.join(options) or 'none'}."
+    place = f" in {where}" if where else ""
+    return PromptFedError(f'Unknown {what} "{given}"{place}; {hint}')

@@ -1,0 +1,158 @@
+"""The clients, wherever they are. `OneByOne` is the readable reference and fast on a CPU; `Stacked` fills a GPU.
+
+Both see the same batches, since every draw is keyed by client and round, and agree up to rounding.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from promptfed import tree
+from promptfed.data.batches import ClientData, Shards
+from promptfed.federation.store import Store
+from promptfed.method import Method, Task
+from promptfed.tree import Tree
+
+Download = Callable[[Tensor], Tree]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What came back from a round's clients, in their order; every tensor has a leading C."""
+
+    up: Tree
+    weights: Tensor
+    measures: Tree
+    tested: Tree  # sums over each client's own test images right after its training
+
+
+class Fleet(Protocol):
+    """What the round loop knows of the clients."""
+
+    def fit(self, round: int, clients: Tensor, down: Tree, *, keep: bool = True, test: bool = True) -> Fitted:  # noqa: A002
+        """Train the clients from `down` [C, ...]; their personal trees change only if `keep`."""
+        ...
+
+    def evaluate(self, round: int, clients: Tensor, download: Download, *, adapt: bool) -> Tree:  # noqa: A002
+        """Return sums [C] of every client's deployed (`adapt`) or received model over its own test images."""
+        ...
+
+
+class OneByOne:
+    """One client after another, without a leading dimension."""
+
+    def __init__(self, method: Method, task: Task, shards: Shards, store: Store) -> None:
+        self.method, self.task, self.shards, self.store = method, task, shards, store
+
+    def fit(self, round: int, clients: Tensor, down: Tree, *, keep: bool = True, test: bool = True) -> Fitted:  # noqa: A002
+        """Train the clients from `down` [C, ...]; their personal trees change only if `keep`."""
+        rows = []
+        for number, client in enumerate(clients.tolist()):
+            own, before = tree.row(down, number), _to(self.store.get(client), self.shards)
+            data = self.shards.data([client], round, stacked=False)
+            up, after = self.method.fit(self.task, own, before, data)
+            tested = {}
+            if test:
+                params = self.method.trained(self.task, own, after, up)
+                tested = _test(self.method, self.task, params, self.shards.data([client], round, "test", stacked=False))
+            rows.append((up, self.method.measures(self.task, before, after), tested))
+            if keep:
+                self.store.put(client, tree.to(after, "cpu"))
+        up, measures, tested = (tree.stack(part) for part in zip(*rows, strict=True))
+        return Fitted(up, self.method.weight(self.shards.facts(clients.tolist())), measures, tested)
+
+    def evaluate(self, round: int, clients: Tensor, download: Download, *, adapt: bool) -> Tree:  # noqa: A002
+        """Return sums [C] of every client's model over its own test images."""
+        sums = []
+        for client in clients.tolist():
+            own, personal = tree.row(download(torch.tensor([client])), 0), _to(self.store.get(client), self.shards)
+            params = own | personal
+            if adapt:
+                data = self.shards.data([client], round, stacked=False)
+                params = self.method.adapt(self.task, own, personal, data)
+            sums.append(_test(self.method, self.task, params, self.shards.data([client], round, "test", stacked=False)))
+        return tree.stack(sums)
+
+
+class Stacked:
+    """`width` clients at a time as one tensor program; every tensor has a leading C."""
+
+    def __init__(self, method: Method, task: Task, shards: Shards, store: Store, width: int) -> None:
+        self.method, self.task, self.shards, self.store, self.width = method, task, shards, store, width
+
+    def fit(self, round: int, clients: Tensor, down: Tree, *, keep: bool = True, test: bool = True) -> Fitted:  # noqa: A002
+        """Train the clients from `down` [C, ...]; their personal trees change only if `keep`."""
+        groups = []
+        for places in clients.new_tensor(range(len(clients))).split(self.width):
+            members = clients[places].tolist()
+            own, before = tree.rows(down, places), self._personal(members)
+            up, after = self.method.fit(self.task, own, before, self._data(members, round))
+            tested = {}
+            if test:
+                params = self.method.trained(self.task, own, after, up)
+                tested = _test(self.method, self.task, params, self._data(members, round, "test"))
+            groups.append((up, self.method.measures(self.task, before, after), tested))
+            if keep and after:
+                home = tree.to(after, "cpu")
+                for number, client in enumerate(members):
+                    self.store.put(client, tree.map(torch.clone, tree.row(home, number)))
+        up, measures, tested = (tree.cat(part) for part in zip(*groups, strict=True))
+        return Fitted(up, self.method.weight(self.shards.facts(clients.tolist())), measures, tested)
+
+    def evaluate(self, round: int, clients: Tensor, download: Download, *, adapt: bool) -> Tree:  # noqa: A002
+        """Return sums [C] of every client's model over its own test images."""
+        sums, order = [], self._by_size(clients)
+        for places in order.split(self.width):
+            members = clients[places].tolist()
+            own, personal = download(clients[places]), self._personal(members)
+            params = own | personal
+            if adapt:
+                params = self.method.adapt(self.task, own, personal, self._data(members, round))
+            sums.append(_test(self.method, self.task, params, self._data(members, round, "test")))
+        return tree.rows(tree.cat(sums), order.argsort())
+
+    def _by_size(self, clients: Tensor) -> Tensor:
+        """Order clients by the size of their test set: neighbours pad each other least."""
+        return torch.tensor([len(self.shards.rows["test"][client]) for client in clients.tolist()]).argsort(stable=True)
+
+    def _personal(self, members: Sequence[int]) -> Tree:
+        return _to(tree.stack([self.store.get(client) for client in members]), self.shards)
+
+    def _data(self, members: Sequence[int], round: int, split: str = "train") -> ClientData:  # noqa: A002
+        return self.shards.data(members, round, split, stacked=True)
+
+
+def _to(value: Tree, shards: Shards) -> Tree:
+    return tree.to(value, shards.pool.x.device)
+
+
+def _test(method: Method, task: Task, params: Tree, data: ClientData) -> Tree:
+    """Return what `method.evaluate` counts, summed over all batches, on the host."""
+    batches = data.batches("test", size=min(256, max(len(rows) for rows in data.rows) or 1), ordered=True)
+    with torch.no_grad():
+        return tree.to(_sum(method.evaluate(task, params, batch) for batch in batches), "cpu")
+
+
+def test_deployed(method: Method, task: Task, params: Tree, shards: Shards, domain_names: Sequence[str]) -> dict[str, float]:
+    """Return the accuracy of a model without a client on all test images, and on each domain's if there are several."""
+    rows = np.concatenate(shards.rows["test"])
+    domains = shards.pool.domains[rows]
+    sets = {"all": rows} | {name: rows[domains == number] for number, name in enumerate(domain_names) if len(domain_names) > 1}
+    scores = {}
+    for name, chosen in sets.items():
+        if len(chosen):
+            data = shards.data([0], 0, "test", stacked=False)
+            sums = _test(method, task, params, replace(data, rows=(chosen,)))
+            scores[name] = float(sums["correct"] / sums["count"])
+    return scores
+
+
+def _sum(parts: Iterator[Tree]) -> Tree:
+    total: Tree = {}
+    for part in parts:
+        total = {name: total[name] + value if total else value for name, value in part.items()}
+    return total

@@ -1,0 +1,228 @@
+"""The round loop: a straight line, the same for every method and every fleet."""
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from promptfed import keys, tree
+from promptfed.data.batches import Shards
+from promptfed.errors import PromptFedError
+from promptfed.federation.evaluate import Score, score
+from promptfed.federation.fleet import Fitted, Fleet, test_deployed
+from promptfed.federation.sampling import choose
+from promptfed.federation.store import Store, read_tree, verify, write_tree
+from promptfed.method import Method, Rng, Task
+from promptfed.record import Line, Record
+from promptfed.tree import Tree
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the loop itself wants to know."""
+
+    seed: int
+    rounds: int
+    per_round: int
+    every: int  # rounds between evaluations; the last round is always evaluated
+    after: bool  # in the last round, also train every client once more and test it
+    checkpoint_seconds: float
+    domain_names: tuple[str, ...]
+
+
+def rng_for(seed: int, who: int | str) -> Rng:
+    """Return the initial randomness of one client (by number) or of the server."""
+
+    def rng(purpose: str, shared: bool = False) -> torch.Generator:
+        return keys.generator(seed, "init", purpose, "shared" if shared else who)
+
+    return rng
+
+
+class Loop:
+    """One run: its method, its clients, its state, its record."""
+
+    def __init__(
+        self, method: Method, task: Task, fleet: Fleet, shards: Shards, store: Store, record: Record, settings: Settings
+    ) -> None:
+        self.method, self.task, self.fleet, self.shards, self.store = method, task, fleet, shards, store
+        self.record, self.settings = record, settings
+        self.device = shards.pool.x.device
+        self.everyone = torch.arange(len(shards))
+        self.finished = 0
+        self._saved = 0
+        self.server: Tree = tree.to(method.init_server(task, rng_for(settings.seed, "server")), self.device)
+
+    def restore(self, state: Line) -> None:
+        """Go back to a committed state."""
+        path = self.record.checkpoint / state["server"]["file"]
+        verify(path, state["server"]["crc32"])
+        self.server = tree.to(read_tree(path), self.device)
+        self.store.restore(state["personal"])
+        self.finished = self._saved = state["round"]
+        self.record.rewind(self.finished)
+
+    def save(self, recipe_hash: str, partition_hash: str) -> None:
+        """Commit the state after the last finished round."""
+        with uninterrupted():
+            self._save(recipe_hash, partition_hash)
+
+    def _save(self, recipe_hash: str, partition_hash: str) -> None:
+        file = f"server-{self.finished:06d}.safetensors"
+        checksum = write_tree(self.record.checkpoint / file, tree.to(self.server, "cpu"))
+        state = {"round": self.finished, "recipe": recipe_hash, "partition": partition_hash}
+        self.record.commit(state | {"server": {"file": file, "crc32": checksum}, "personal": self.store.commit()})
+        self._saved = self.finished
+
+    def run(self, save: Callable[[], None], progress: Callable[[Line], None]) -> None:
+        """Run the rounds that are left, saving every `checkpoint_seconds`, at the end, and when interrupted."""
+        try:
+            self._run(save, progress)
+        finally:
+            self.store.discard()
+            if self._saved < self.finished:
+                save()
+
+    def _run(self, save: Callable[[], None], progress: Callable[[Line], None]) -> None:
+        last_save = time.monotonic()
+        while self.finished < self.settings.rounds:
+            server, line = self.round(self.finished)
+            with uninterrupted():
+                self.server = server
+                self.store.seal()
+                self.record.append(line)
+                self.finished += 1
+            progress(line)
+            if time.monotonic() - last_save >= self.settings.checkpoint_seconds:
+                save()
+                last_save = time.monotonic()
+
+    def round(self, t: int) -> tuple[Tree, Line]:
+        """Run round `t`; return the next server tree and the round's line of the record."""
+        began, seen = time.monotonic(), self.shards.pool.seen
+        clients = choose(self.settings.seed, t, len(self.shards), self.settings.per_round)
+        evaluated = t + 1 == self.settings.rounds or (t + 1) % self.settings.every == 0
+        down = self.method.download(self.task, self.server, clients)
+        fitted = self.fleet.fit(t, clients, down, test=evaluated)
+        server = self.method.aggregate(self.task, self.server, clients, fitted.up, fitted.weights)
+        scores = self.scores(server, t, clients, fitted) if evaluated else dict.fromkeys(_SCORES)
+        _check_finite(server, t, scores["loss"])
+        return server, {
+            "round": t + 1,
+            "clients": clients.tolist(),
+            **scores,
+            "measures": {name: float(value.mean()) for name, value in fitted.measures.items()},
+            "traffic": _traffic(down, fitted.up, len(clients)),
+            "images": self.shards.pool.seen - seen,
+            "seconds": round(time.monotonic() - began, 4),
+        }
+
+    def scores(self, server: Tree, t: int, clients: Tensor, fitted: Fitted) -> Line:
+        """Test every client's received model, the participants' trained models and, at the end, the deployed one."""
+        received = self._evaluate(server, t, adapt=False)
+        right, total = torch.zeros(len(self.shards)), torch.zeros(len(self.shards))
+        right[clients], total[clients] = fitted.tested["correct"].float(), fitted.tested["count"].float()
+        deployed = self.method.deploy(self.task, server) if t + 1 == self.settings.rounds else {}
+        names = self.settings.domain_names
+        return {
+            "loss": float(received["loss"].sum() / received["count"].sum()),
+            "received": score(received["correct"].tolist(), received["count"].tolist()),
+            "trained": score(right.tolist(), total.tolist()),
+            "deployed": test_deployed(self.method, self.task, deployed, self.shards, names) if deployed else None,
+        }
+
+    def adapted(self) -> Score | None:
+        """Return the score of the models the clients deploy, if the method adapts what a client received."""
+        if type(self.method).adapt is Method.adapt:
+            return None
+        sums = self._evaluate(self.server, self.settings.rounds, adapt=True)
+        return score(sums["correct"].tolist(), sums["count"].tolist())
+
+    def after(self) -> Score | None:
+        """Return the score of every client's model after one more local training from the final state."""
+        if not self.settings.after:
+            return None
+        parts = [
+            self.fleet.fit(self.settings.rounds, some, self._download(some), keep=False).tested
+            for some in self.everyone.split(self.settings.per_round or len(self.everyone))
+        ]
+        sums = tree.cat(parts)
+        return score(sums["correct"].tolist(), sums["count"].tolist())
+
+    def _download(self, clients: Tensor) -> Tree:
+        return self.method.download(self.task, self.server, clients)
+
+    def _evaluate(self, server: Tree, t: int, *, adapt: bool) -> Tree:
+        def download(clients: Tensor) -> Tree:
+            return self.method.download(self.task, server, clients)
+
+        return self.fleet.evaluate(t, self.everyone, download, adapt=adapt)
+
+
+def _check_finite(server: Tree, t: int, loss: float | None) -> None:
+    finite = torch.stack([torch.isfinite(value).all() for value in server.values()]).all() if server else True
+    if not finite or (loss is not None and not math.isfinite(loss)):
+        raise PromptFedError(f"Training diverged in round {t + 1}: its numbers are no longer finite; lower method.lr.")
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Put Ctrl-C off until the block is done."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        raise KeyboardInterrupt
+
+
+_SCORES = ("loss", "received", "trained", "deployed")
+
+
+def _traffic(down: Tree, up: Tree, clients: int) -> dict[str, int]:
+    """Count numbers per client and bytes of the whole round; `down` and `up` are [C, ...]."""
+    return {
+        "down_floats": tree.floats(down) // clients,
+        "up_floats": tree.floats(up) // clients,
+        "down_bytes": tree.nbytes(down),
+        "up_bytes": tree.nbytes(up),
+    }
+
+
+def summarise(record: Record, about: Line, adapted: Score | None, after: Score | None) -> Line:
+    """Return summary.json's content from the lines of all rounds."""
+    rounds = record.rounds
+    last = rounds[-1]
+    scored = [line for line in rounds if line["received"] and not math.isnan(line["received"]["mean"])]
+    best = max(scored, key=lambda line: line["received"]["mean"], default=last)
+    seconds = sum(line["seconds"] for line in rounds)
+    return about | {
+        "accuracy": {
+            **(adapted or last["received"]),
+            "round": last["round"],
+            "best_round": best["round"],
+            "best_mean": best["received"]["mean"],
+            "before": last["received"],
+            "after": after,
+            "deployed": last["deployed"],
+        },
+        "traffic": {
+            "down_floats": last["traffic"]["down_floats"],
+            "up_floats": last["traffic"]["up_floats"],
+            "down_bytes": sum(line["traffic"]["down_bytes"] for line in rounds),
+            "up_bytes": sum(line["traffic"]["up_bytes"] for line in rounds),
+        },
+        "seconds": round(seconds, 3),
+        "images_per_second": round(sum(line["images"] for line in rounds) / seconds, 1) if seconds else 0.0,
+    }

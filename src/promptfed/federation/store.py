@@ -1,0 +1,140 @@
+"""Personal trees of the clients that are not in the round: in memory while they fit, on disk beyond that.
+
+Files are written whole under new names and listed in the checkpoint's manifest, which alone says which of them count;
+a file the manifest does not name is a leftover of an interrupted run and is removed.
+"""
+
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from promptfed import tree
+from promptfed.errors import PromptFedError
+from promptfed.tree import Tree
+
+Manifest = dict[str, dict[str, object]]
+"""File name -> {"crc32": int, "clients": [the clients written into it]}."""
+
+
+def write_tree(path: Path, content: Tree) -> int:
+    """Write a tree and return its checksum."""
+    data = save({name: value.contiguous() for name, value in content.items()})
+    path.write_bytes(data)
+    return zlib.crc32(data)
+
+
+def verify(path: Path, checksum: object) -> None:
+    """Refuse a file that is missing or not the one that was written."""
+    if not path.is_file():
+        raise PromptFedError(f"The checkpoint is incomplete: {path} is missing; start a new run with another --out.")
+    if zlib.crc32(path.read_bytes()) != checksum:
+        raise PromptFedError(f"The checkpoint is torn: {path} is not what was saved; start a new run with another --out.")
+
+
+def read_tree(path: Path, prefix: str = "") -> Tree:
+    """Read the tensors whose names begin with `prefix`, which is cut off."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name.removeprefix(prefix): file.get_tensor(name) for name in file.keys() if name.startswith(prefix)}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise PromptFedError(f"The checkpoint file {path} cannot be read: {error}.") from error
+
+
+class Store:
+    """One personal tree per client; a client never seen has the tree `fresh(client)`."""
+
+    def __init__(self, fresh: Callable[[int], Tree], folder: Path, memory_mb: float = 1024) -> None:
+        self._fresh, self._folder, self._limit = fresh, folder, memory_mb * 2**20
+        self._memory: dict[int, Tree] = {}  # in the order of last use
+        self._bytes = 0
+        self._staged: dict[int, Tree] = {}  # of the round under way
+        self._unsaved: set[int] = set()
+        self._where: dict[int, str] = {}
+        self._files: Manifest = {}
+        self._written = 0
+
+    def get(self, client: int) -> Tree:
+        """Return the client's tree."""
+        if client in self._staged:
+            return self._staged[client]
+        if client in self._memory:
+            found = self._memory.pop(client)
+            self._bytes -= tree.nbytes(found)
+        elif client in self._where:
+            found = read_tree(self._folder / self._where[client], f"{client}/")
+        else:
+            found = self._fresh(client)
+        self._keep(client, found)
+        return found
+
+    def put(self, client: int, value: Tree) -> None:
+        """Replace the client's tree; it counts once the round is sealed."""
+        self._staged[client] = value
+
+    def seal(self) -> None:
+        """Make the trees of the finished round the ones to keep."""
+        for client, value in self._staged.items():
+            if client in self._memory:
+                self._bytes -= tree.nbytes(self._memory.pop(client))
+            self._unsaved.add(client)
+            self._keep(client, value)
+        self._staged.clear()
+
+    def discard(self) -> None:
+        """Forget the trees of an interrupted round."""
+        self._staged.clear()
+
+    def _keep(self, client: int, value: Tree) -> None:
+        self._memory[client] = value
+        self._bytes += tree.nbytes(value)
+        if self._bytes > self._limit and len(self._memory) > 1:
+            self._spill()
+
+    def _spill(self) -> None:
+        """Write what is not saved yet, then forget the least recently used half."""
+        self._flush(self._unsaved & self._memory.keys())
+        for client in list(self._memory)[: len(self._memory) // 2]:
+            self._bytes -= tree.nbytes(self._memory.pop(client))
+
+    def _flush(self, clients: Iterable[int]) -> None:
+        content = {f"{c}/{name}": value for c in sorted(clients) for name, value in self._memory_or_file(c).items()}
+        if not content:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._written += 1
+        name = f"personal-{self._written:06d}.safetensors"
+        self._files[name] = {"crc32": write_tree(self._folder / name, content), "clients": sorted(clients)}
+        for client in clients:
+            self._where[client] = name
+        self._unsaved -= set(clients)
+
+    def _memory_or_file(self, client: int) -> Tree:
+        return self._memory[client] if client in self._memory else read_tree(self._folder / self._where[client], f"{client}/")
+
+    def commit(self) -> Manifest:
+        """Write all that changed; return the manifest of the files that now count.
+
+        A file half of whose clients have moved on is written anew, so the disk holds at most about twice the state.
+        """
+        live: dict[str, list[int]] = {}
+        for client, name in self._where.items():
+            if client not in self._unsaved:
+                live.setdefault(name, []).append(client)
+        stale = [c for name, kept in live.items() if 2 * len(kept) < len(self._files[name]["clients"]) for c in kept]  # type: ignore[arg-type]
+        self._flush(self._unsaved | set(stale))
+        named = set(self._where.values())
+        self._files = {name: entry for name, entry in self._files.items() if name in named}
+        return dict(self._files)
+
+    def restore(self, manifest: Manifest) -> None:
+        """Take over the files of a checkpoint, oldest first: a later file's client replaces an earlier one's."""
+        for name in sorted(manifest):
+            verify(self._folder / name, manifest[name]["crc32"])
+            clients = manifest[name]["clients"]
+            assert isinstance(clients, list)
+            self._where |= dict.fromkeys(clients, name)
+        self._files = dict(manifest)
+        self._written = max((int(name[9:15]) for name in manifest), default=0)

@@ -1,0 +1,203 @@
+"""The contract: what a method is (Method), what it learns on (Task), and what a client sees of its data (Data).
+
+A method holds no state. Its fields are hyper-parameters; everything learned is one of four Trees:
+
+    server    on the server
+    down      what a client receives     (server code sees [C, ...], client code sees its own row)
+    personal  on one client, never travels
+    up        what a client sends
+
+Client-side code (init_client, fit, loss, predict, …) speaks only of trailing dimensions: the same code serves one site and
+a stack of simulated clients, whose tensors all have a leading C. Server-side code always sees that C.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from promptfed import ops, tree
+from promptfed.tree import Tree
+
+Batch = Tree
+"""x [B, 3, H, W], y [B], index [B] (within the client's data), mask [B], active [], the facts, and the draws."""
+
+Change = Callable[[Tree, Batch], Batch]
+"""A change to every batch: (tensors, batch) -> batch. Tensors come as an argument, never from a closure."""
+
+
+class Rng(Protocol):
+    """Gives the generator of a purpose: this client's own, or with `shared=True` the same on every client."""
+
+    def __call__(self, purpose: str, shared: bool = False) -> torch.Generator: ...
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Randomness a method wants in its batches: `shape` numbers for every sample, or for the batch as a whole."""
+
+    shape: tuple[int, ...] = ()
+    kind: Literal["uniform", "normal"] = "uniform"
+    per: Literal["sample", "batch"] = "sample"
+
+
+class Backbone(Protocol):
+    """A network whose trained weights are an argument; weights [C, ...] serve a stack of clients."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Return the images' channels, height and width."""
+        ...
+
+    @property
+    def token_width(self) -> int:
+        """Return the width of a prompt token; an error where there are no tokens."""
+        ...
+
+    def init(self, rng: Rng) -> Tree:
+        """Return fresh weights, the classifier's under `head.weight` and `head.bias`."""
+        ...
+
+    def draws(self) -> dict[str, Draw]:
+        """Return the randomness its training wants (dropout)."""
+        ...
+
+    def features(self, weights: Tree, x: Tensor, *, tokens: Tensor | None = None, noise: Tree | None = None) -> Tensor:
+        """Return what the classifier sees [..., B, D]; `noise` (a training batch's draws) turns dropout on."""
+        ...
+
+    def __call__(self, weights: Tree, x: Tensor, *, tokens: Tensor | None = None, noise: Tree | None = None) -> Tensor:
+        """Return the logits [..., B, classes]."""
+        ...
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is being learned: a backbone, the classes, and how many clients share them."""
+
+    backbone: Backbone
+    classes: tuple[str, ...]
+    num_clients: int
+    captured: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)  # local's CUDA graphs
+
+
+class Batches(Protocol):
+    """The batches of one local training, as a function of the step, so that the step can be captured once."""
+
+    steps: int
+    ragged: bool  # some client has fewer steps than the longest, or fewer images than a batch
+    tensors: Tree  # all that changes from call to call; "plan.*" tensors have the step as their first dimension
+    key: Hashable  # all else a batch depends on
+
+    def at(self, tensors: Tree, step: Tensor) -> Batch:
+        """Return batch number `step`, computed from `tensors` alone."""
+        ...
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+
+class Data(Protocol):
+    """One client's examples in one round; stacked, every tensor gains [C]."""
+
+    round: int
+    facts: Tree  # what a client knows of itself: client [], size [], counts [classes], domain []
+
+    def batches(
+        self,
+        purpose: str = "train",
+        *,
+        size: int,
+        epochs: int = 1,
+        steps: int | None = None,
+        ordered: bool = False,
+        drop_last: bool = False,
+    ) -> Batches:
+        """Return the batches of `epochs` passes (or exactly `steps` steps), reshuffled every pass unless `ordered`.
+
+        With `drop_last` an incomplete last batch is left out, unless it is the client's only one.
+        """
+        ...
+
+    def map(self, change: Change, tensors: Tree) -> "Data":
+        """Return the same data with every batch passed through `change(tensors, batch)`."""
+        ...
+
+
+class Method:
+    """The base of every method: subclass it as a frozen dataclass of hyper-parameters. Unset parts follow FedAvg."""
+
+    name: ClassVar[str]
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
+
+    # -- what is learned, and where it lives ----------------------------------------------------------------------
+    def init_server(self, task: Task, rng: Rng) -> Tree:
+        """Return the server's first tree."""
+        return {}
+
+    def init_client(self, task: Task, data: Data, rng: Rng) -> Tree:
+        """Return one client's personal tree; its names and shapes stay fixed for the whole run."""
+        return {}
+
+    def draws(self, task: Task) -> dict[str, Draw]:
+        """Return the randomness wanted in every batch, by name; the backbone's dropout may want some."""
+        return task.backbone.draws()
+
+    # -- one round, in the order it happens -----------------------------------------------------------------------
+    def download(self, task: Task, server: Tree, clients: Tensor) -> Tree:
+        """Return what each of `clients` [C] receives: a tree [C, ...]."""
+        return tree.repeat(server, len(clients))
+
+    def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
+        """Train on the client's data; return (up, personal)."""
+        raise NotImplementedError
+
+    def weight(self, facts: Tree) -> Tensor:
+        """Return how much each client counts in the mean [C]."""
+        return facts["size"]
+
+    def aggregate(self, task: Task, server: Tree, clients: Tensor, up: Tree, weights: Tensor) -> Tree:
+        """Return the next server tree from what the clients sent, `up` [C, ...] with `weights` [C]."""
+        return server | tree.mean(up, weights) if up else server
+
+    # -- what is minimised, and what is used ----------------------------------------------------------------------
+    def loss(self, task: Task, start: Tree, params: Tree, batch: Batch) -> Tensor:
+        """Return one value per client, here the mean cross-entropy; `start` is what the client received this round."""
+        return ops.cross_entropy(task.backbone(params, batch["x"], noise=batch), batch["y"], batch["mask"])
+
+    def predict(self, task: Task, params: Tree, batch: Batch) -> Tensor:
+        """Return the logits [B, classes] for a batch without labels."""
+        return task.backbone(params, batch["x"])
+
+    def trained(self, task: Task, down: Tree, personal: Tree, up: Tree) -> Tree:
+        """Return the client's model right after `fit`."""
+        return down | personal | up
+
+    def adapt(self, task: Task, down: Tree, personal: Tree, data: Data) -> Tree:
+        """Return the model a client deploys; `data` is its TRAINING data."""
+        return down | personal
+
+    def deploy(self, task: Task, server: Tree) -> Tree:
+        """Return the model that needs no client, or an empty tree if the method has none."""
+        return server
+
+    def evaluate(self, task: Task, params: Tree, batch: Batch) -> Tree:
+        """Return sums over the batch per client, "count" among them; the default counts right answers."""
+        logits = self.predict(task, params, tree.drop(batch, ["y"]))
+        right = (logits.argmax(-1) == batch["y"]).to(logits.dtype) * batch["mask"]
+        count = batch["mask"].sum(-1)
+        return {
+            "correct": right.sum(-1),
+            "loss": ops.cross_entropy(logits, batch["y"], batch["mask"]) * count,
+            "count": count,
+        }
+
+    # -- what a person wants to see -------------------------------------------------------------------------------
+    def measures(self, task: Task, before: Tree, after: Tree) -> Tree:
+        """Return numbers per client worth a curve, from its personal tree before and after `fit`."""
+        return {}
+
+    def pictures(self, task: Task, personal: Tree) -> Tree:
+        """Return pictures [3, H, W] of one client's personal tree, in normalised pixel values."""
+        return {}

@@ -1,0 +1,1 @@
+"""One file per paper, client half and server half together."""

@@ -1,0 +1,39 @@
+"""FedAvg: communication-efficient learning of deep networks from decentralized data (McMahan et al. AISTATS 2017).
+
+One model for all: every client trains the whole model on its own data, the server averages the results.
+Paper symbol -> name: w -> server, E -> epochs, B -> batch, η -> lr, n_k -> facts["size"].
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from promptfed import local, tree
+from promptfed.method import Data, Method, Rng, Task
+from promptfed.tree import Tree
+
+
+@dataclass(frozen=True)
+class FedAvg(Method):
+    """Average the clients' models, weighted by how many images each has."""
+
+    name: ClassVar[str] = "fedavg"
+
+    lr: float = 0.005
+    epochs: int = 5
+    batch: int = 16
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    drop_last: bool = False
+
+    # -- what is learned, and where it lives ------------------------------------
+    def init_server(self, task: Task, rng: Rng) -> Tree:
+        """Return w⁰, the whole model."""
+        return task.backbone.init(rng)
+
+    # -- one round, in the order it happens -------------------------------------
+    def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
+        """ClientUpdate: w ← w − η ∇ℓ(w; b) for every batch b of E epochs."""
+        batches = data.batches(size=self.batch, epochs=self.epochs, drop_last=self.drop_last)
+        rates = {"lr": self.lr, "momentum": self.momentum, "weight_decay": self.weight_decay}
+        tuned = local.sgd(self.loss, task, down, down, batches, **rates)
+        return tree.pick(tuned, down), personal

@@ -1,0 +1,37 @@
+"""Local: no federation. Every client trains its own model, from the same start, and nothing travels.
+
+The baseline each federated method must beat to be worth its traffic.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from promptfed import local, tree
+from promptfed.method import Data, Method, Rng, Task
+from promptfed.tree import Tree
+
+
+@dataclass(frozen=True)
+class Local(Method):
+    """Train one model per client on its own images alone."""
+
+    name: ClassVar[str] = "local"
+
+    lr: float = 0.005
+    epochs: int = 5
+    batch: int = 16
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    drop_last: bool = False
+
+    # -- what is learned, and where it lives ------------------------------------
+    def init_client(self, task: Task, data: Data, rng: Rng) -> Tree:
+        """Return the whole model, the same on every client at first."""
+        return task.backbone.init(rng)
+
+    # -- one round, in the order it happens -------------------------------------
+    def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
+        """Train on; send nothing."""
+        batches = data.batches(size=self.batch, epochs=self.epochs, drop_last=self.drop_last)
+        rates = {"lr": self.lr, "momentum": self.momentum, "weight_decay": self.weight_decay}
+        return {}, tree.pick(local.sgd(self.loss, task, down, personal, batches, **rates), personal)

@@ -1,0 +1,67 @@
+"""Maths blind to leading dimensions: weights without one serve a single client, weights [C, ...] a stack of clients."""
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+
+def spread(weight: Tensor, trailing: int, like: Tensor) -> Tensor:
+    """Shape a weight [lead, ...trailing] so that it broadcasts against `like` [lead, anything, ...trailing]."""
+    lead = weight.dim() - trailing
+    middle = like.dim() - lead - trailing
+    return weight.reshape(*weight.shape[:lead], *(1,) * middle, *weight.shape[lead:])
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Affine map: x [lead, ..., I], weight [lead, O, I], bias [lead, O] -> [lead, ..., O]."""
+    lead = weight.dim() - 2
+    if lead == 0:
+        return F.linear(x, weight, bias)
+    flat = x.reshape(*x.shape[:lead], -1, x.shape[-1])
+    out = torch.baddbmm(bias.unsqueeze(-2), flat, weight.mT) if lead == 1 else flat @ weight.mT + bias.unsqueeze(-2)
+    return out.reshape(*x.shape[:-1], -1)
+
+
+def conv2d(x: Tensor, weight: Tensor, bias: Tensor, stride: int = 1) -> Tensor:
+    """Convolution without padding: x [lead, B, I, H, W], weight [lead, O, I, k, k] -> [lead, B, O, H', W'].
+
+    A stack of clients is one batched matrix product over image patches: grouped convolutions of this size leave a GPU
+    mostly idle. The result keeps its channels last in memory, which the next patch extraction reads contiguously.
+    """
+    if weight.dim() == 4:
+        return F.conv2d(x, weight, bias, stride)
+    clients, out_channels, _, kernel, _ = weight.shape
+    patches = x.unfold(-2, kernel, stride).unfold(-2, kernel, stride)  # [C, B, I, H', W', k, k]
+    batch, height, width = patches.shape[1], patches.shape[3], patches.shape[4]
+    columns = patches.permute(0, 1, 3, 4, 5, 6, 2).reshape(clients, batch * height * width, -1)
+    filters = weight.permute(0, 3, 4, 2, 1).reshape(clients, -1, out_channels)
+    out = torch.baddbmm(bias.unsqueeze(1), columns, filters)
+    return out.view(clients, batch, height, width, out_channels).permute(0, 1, 4, 2, 3)
+
+
+def max_pool2d(x: Tensor, size: int = 2) -> Tensor:
+    """Largest value of every size×size window: x [..., O, H, W]."""
+    folded = x.flatten(0, -4) if x.dim() > 4 else x
+    return F.max_pool2d(folded, size).unflatten(0, x.shape[:-3]) if x.dim() > 4 else F.max_pool2d(folded, size)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-6) -> Tensor:
+    """Normalise the last dimension: x [lead, ..., D], weight and bias [lead, D]."""
+    if weight.dim() == 1:
+        return F.layer_norm(x, weight.shape, weight, bias, eps)
+    plain = F.layer_norm(x, weight.shape[-1:], eps=eps)
+    return torch.addcmul(spread(bias, 1, x), plain, spread(weight, 1, x))
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Scaled dot-product attention over [..., heads, T, d]; leading dimensions are folded into one batch."""
+    lead = query.shape[:-3]
+    folded = (part.flatten(0, -4) if len(lead) > 1 else part for part in (query, key, value))
+    out = F.scaled_dot_product_attention(*folded)
+    return out.unflatten(0, lead) if len(lead) > 1 else out
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    """Mean cross-entropy over the examples with mask 1: logits [..., B, K], labels and mask [..., B] -> [...]."""
+    each = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none").view(labels.shape)
+    return (each * mask).sum(-1) / mask.sum(-1).clamp(min=1)

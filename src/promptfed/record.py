@@ -1,0 +1,119 @@
+"""The run folder: what other programs read, and the checkpoint a killed run resumes from.
+
+    recipe.toml  partition.json  rounds.jsonl  summary.json  env.json  pictures/  checkpoint/  report.html
+
+`checkpoint/state.json` is the commit point. It is replaced in one step and names every file that counts, so a run killed at
+any instant finds either the old state or the new one. Lines of rounds.jsonl beyond it are dropped and made again.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from promptfed.errors import PromptFedError
+
+Line = dict[str, Any]
+FORMAT = 1
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old content or the new, never a part."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+    part.replace(path)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a JSON file in one step."""
+    write_text(path, json.dumps(value, indent=1, allow_nan=True) + "\n")
+
+
+class Record:
+    """One run's folder, open for writing."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.checkpoint = folder / "checkpoint"
+        self.rounds: list[Line] = []
+
+    @classmethod
+    def create(cls, folder: Path, recipe: str, env: Mapping[str, object]) -> "Record":
+        """Start a run in a new or empty folder."""
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise PromptFedError(f"{folder} is not empty; resume its run with --resume {folder}, or choose another --out.")
+        record = cls(folder)
+        record.checkpoint.mkdir(parents=True)
+        write_json(folder / "env.json", env)
+        write_text(folder / "recipe.toml", recipe)
+        return record
+
+    @classmethod
+    def reopen(cls, folder: Path) -> "Record":
+        """Go on with the run in `folder`."""
+        if not (folder / "recipe.toml").is_file():
+            raise PromptFedError(f"{folder} holds no run to resume: recipe.toml is missing.")
+        record = cls(folder)
+        record.checkpoint.mkdir(exist_ok=True)
+        return record
+
+    def state(self, recipe_hash: str, partition_hash: str) -> Line | None:
+        """Return the last committed state after checking that it belongs to this recipe and partition."""
+        path = self.checkpoint / "state.json"
+        if not path.exists():
+            return None
+        try:
+            state: Line = json.loads(path.read_text(encoding="utf-8"))
+            known = state["format"], state["recipe"], state["partition"], state["round"], state["server"], state["personal"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise PromptFedError(f"The checkpoint {path} is torn or foreign; start a new run with another --out.") from error
+        if known[0] != FORMAT:
+            raise PromptFedError(f"The checkpoint {path} has format {known[0]}; this version reads {FORMAT}.")
+        for what, given, expected in (("recipe", known[1], recipe_hash), ("partition", known[2], partition_hash)):
+            if given != expected:
+                raise PromptFedError(f"The checkpoint {path} was made with another {what}; start a new run with another --out.")
+        return state
+
+    def rewind(self, finished: int) -> None:
+        """Keep the lines of the `finished` rounds; a line cut off by a crash lies beyond them."""
+        path = self.folder / "rounds.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        try:
+            self.rounds = [json.loads(line) for line in lines[:finished]]
+        except ValueError as error:
+            raise PromptFedError(f"{path} is damaged within its first {finished} rounds; start a new run.") from error
+        if len(self.rounds) < finished:
+            raise PromptFedError(f"{path} holds {len(self.rounds)} rounds, the checkpoint {finished}; start a new run.")
+        write_text(path, "".join(line + "\n" for line in lines[:finished]))
+
+    def append(self, line: Line) -> None:
+        """Add a finished round."""
+        self.rounds.append(line)
+        with (self.folder / "rounds.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def commit(self, state: Line) -> None:
+        """Make `state` the one to resume from, then remove the files it does not name."""
+        rounds = self.folder / "rounds.jsonl"
+        if rounds.exists():
+            with rounds.open("rb") as file:
+                os.fsync(file.fileno())
+        write_json(self.checkpoint / "state.json", state | {"format": FORMAT})
+        named = {state["server"]["file"], "state.json", *state["personal"]}
+        for path in self.checkpoint.iterdir():
+            if path.name not in named:
+                with contextlib.suppress(FileNotFoundError):
+                    path.unlink()
+
+    def finish(self, summary: Line) -> None:
+        """Write summary.json: the run is over."""
+        write_json(self.folder / "summary.json", summary)

@@ -1,0 +1,276 @@
+"""From a recipe to a finished run folder: `promptfed.run(...)`."""
+
+import datetime
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from promptfed import config, options
+from promptfed.backbones import BACKBONES
+from promptfed.config import EvaluateOptions, FleetOptions, Recipe
+from promptfed.data import open_dataset
+from promptfed.data.batches import Pool, Shards
+from promptfed.data.dataset import Dataset
+from promptfed.data.partition import Partition, make_partition
+from promptfed.errors import PromptFedError
+from promptfed.federation.fleet import Fleet, OneByOne, Stacked
+from promptfed.federation.loop import Loop, Settings, rng_for, summarise
+from promptfed.federation.store import Store
+from promptfed.method import Method, Task
+from promptfed.progress import bar
+from promptfed.record import Line, Record
+from promptfed.report import compare, read_run, write_report
+from promptfed.tree import Tree
+
+PICTURES = 64  # clients whose prompts are drawn
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    folder: Path
+    rounds: list[Line]
+    summary: Line
+
+    def table(self) -> str:
+        """Return the run as a Markdown table."""
+        return compare([read_run(self.folder)]).to_markdown()
+
+
+def run(
+    source: str | Recipe | Method,
+    *,
+    out: str | Path | None = None,
+    resume: str | Path | None = None,
+    overrides: tuple[str, ...] = (),
+    **changes: Any,
+) -> Result:
+    """Run a recipe, a method by name or a method of your own, and return what came out.
+
+    Changes are recipe keys: `run("pfedpt", rounds=8, clients=6, method={"lr": 0.01})`. Without `out` the run folder is
+    `runs/METHOD-DATASET-N`. With `resume` the run in that folder goes on where it stopped.
+    """
+    own = source if isinstance(source, Method) else None
+    if isinstance(source, Recipe):
+        recipe = source
+    else:
+        words = [*overrides, *_words(changes)]
+        name = source if isinstance(source, str) else f"{type(source).__module__}:{type(source).__qualname__}"
+        recipe = _single(config.load(name, words) if own is None else _own(own, name, words))
+    if resume is not None:
+        return go_on(Path(resume), recipe, own)
+    return start(recipe, Path(out) if out is not None else default_folder(recipe), own)
+
+
+def _words(changes: Mapping[str, Any]) -> list[str]:
+    """Return nested changes as `table.key=value` words."""
+    words = []
+    for key, value in changes.items():
+        inner = value.items() if isinstance(value, Mapping) else [(None, value)]
+        words += [f"{key if name is None else f'{key}.{name}'}={config.literal(item)}" for name, item in inner]
+    return words
+
+
+def _own(method: Method, name: str, words: list[str]) -> list[Recipe]:
+    """Return the recipe of a method object: its fields are the [method] table."""
+    fields = {key: getattr(method, key) for key in options.hints(type(method))}
+    return config.load(name, [f"method.{key}={config.literal(value)}" for key, value in fields.items()] + words)
+
+
+def _single(found: list[Recipe]) -> Recipe:
+    if len(found) != 1:
+        raise PromptFedError(f"This recipe is a sweep of {len(found)} runs; run them one by one from Python.")
+    return found[0]
+
+
+def default_folder(recipe: Recipe, parent: Path = Path("runs")) -> Path:
+    """Return the first free `runs/METHOD-DATASET-N`."""
+    stem = f"{recipe.method['name']}-{recipe.data['name']}".replace("/", "_").replace(":", "_")
+    return next(folder for number in range(1, 10**6) if not (folder := parent / f"{stem}-{number}").exists())
+
+
+def start(recipe: Recipe, folder: Path, method: Method | None = None) -> Result:
+    """Run a recipe in a new folder."""
+    plan = _prepare(recipe, method, None)
+    record = Record.create(folder, config.dump(recipe), environment(plan.device))
+    plan.partition.save(folder / "partition.json", plan.dataset)
+    return _execute(plan, record)
+
+
+def go_on(folder: Path, recipe: Recipe | None = None, method: Method | None = None) -> Result:
+    """Resume the run in `folder`; a recipe given with it must be the run's own, but may ask for more rounds."""
+    record = Record.reopen(folder)
+    stored = _single(config.load(str(folder / "recipe.toml")))
+    wanted = stored if recipe is None else recipe
+    if wanted.hash != stored.hash:
+        raise PromptFedError(f"{folder} was run with {_difference(stored, wanted)}; resume it without that change.")
+    if wanted.rounds != stored.rounds:
+        (folder / "summary.json").unlink(missing_ok=True)
+        (folder / "recipe.toml").write_text(config.dump(replace(stored, rounds=wanted.rounds)), encoding="utf-8")
+    plan = _prepare(replace(stored, rounds=wanted.rounds, device=wanted.device), method, folder / "partition.json")
+    if not (folder / "partition.json").exists():
+        plan.partition.save(folder / "partition.json", plan.dataset)
+    return _execute(plan, record)
+
+
+def _difference(stored: Recipe, wanted: Recipe) -> str:
+    """Name one key in which two recipes differ."""
+    for key in ("seed", "clients", "per_round", *config.TABLES):
+        here, there = getattr(stored, key), getattr(wanted, key)
+        if here == there:
+            continue
+        if not isinstance(here, dict):
+            return f"{key}={here}, not {there}"
+        for name in here | there:
+            if here.get(name) != there.get(name):
+                return f"{key}.{name}={here.get(name)}, not {there.get(name)}"
+    return "another recipe"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A recipe with everything it names found: the method, the images, who holds which, and the device."""
+
+    recipe: Recipe
+    method: Method
+    dataset: Dataset
+    partition: Partition
+    device: torch.device
+
+
+def _prepare(recipe: Recipe, method: Method | None, saved: Path | None) -> Plan:
+    given = dict(recipe.data)
+    dataset = open_dataset(str(given.pop("name")), **given)
+    rule = dict(recipe.partition)
+    name = f"file:{saved}" if saved is not None and saved.exists() else str(rule.pop("name"))
+    partition = make_partition(name, {} if name.startswith("file:") else rule, dataset, recipe.clients, recipe.seed)
+    return Plan(recipe, method or config.build_method(recipe), dataset, partition, pick_device(recipe.device))
+
+
+def pick_device(name: str) -> torch.device:
+    """Return the device of that name; `auto` is a GPU if there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise PromptFedError(f"device={name} was asked for, but torch sees no GPU here; use device=cpu.")
+    return torch.device(name)
+
+
+def environment(device: torch.device) -> dict[str, object]:
+    """Return what a reader needs to know about where a run happened."""
+    from promptfed import __version__
+
+    on_gpu = device.type == "cuda"
+    return {
+        "promptfed": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": str(device),
+        "device_name": torch.cuda.get_device_name(device) if on_gpu else platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+        "platform": platform.platform(),
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+@contextmanager
+def _precision(name: str) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def make_task(recipe: Recipe, dataset: Dataset) -> Task:
+    """Return what is being learned: the recipe's backbone for this data set's images and classes."""
+    given = dict(recipe.backbone)
+    kind = BACKBONES[str(given.pop("name"))]
+    height, width = dataset.images.shape[1:3]
+    fixed = {"shape": (3, height, width), "classes": len(dataset.classes)}
+    return Task(options.make(kind, given, "backbone", fixed), dataset.classes, recipe.clients)
+
+
+def make_loop(plan: Plan, record: Record) -> Loop:
+    """Build the run's clients and its round loop."""
+    recipe, method, dataset = plan.recipe, plan.method, plan.dataset
+    fleet_options = options.make(FleetOptions, recipe.fleet, "fleet")
+    evaluate = options.make(EvaluateOptions, recipe.evaluate, "evaluate")
+    task = make_task(recipe, dataset)
+    pool = Pool(dataset, plan.device)
+    shards = Shards(pool, plan.partition.train, plan.partition.test, recipe.seed, method.draws(task))
+
+    def fresh(client: int) -> Tree:
+        data = shards.data([client], 0, stacked=False)
+        return method.init_client(task, data, rng_for(recipe.seed, client))
+
+    store = Store(fresh, record.checkpoint, fleet_options.memory_mb)
+    stacked = fleet_options.name == "stacked" or (fleet_options.name == "auto" and plan.device.type == "cuda")
+    fleet: Fleet = OneByOne(method, task, shards, store)
+    if stacked:
+        fleet = Stacked(method, task, shards, store, fleet_options.width or recipe.per_round or recipe.clients)
+    settings = Settings(
+        recipe.seed,
+        recipe.rounds,
+        recipe.per_round,
+        evaluate.every,
+        evaluate.after,
+        recipe.checkpoint_seconds,
+        dataset.domain_names,
+    )
+    return Loop(method, task, fleet, shards, store, record, settings)
+
+
+def _execute(plan: Plan, record: Record) -> Result:
+    """Run what is left of a run, then write its summary, pictures and report."""
+    recipe = plan.recipe
+    with _precision(str(recipe.fleet["precision"])):
+        loop = make_loop(plan, record)
+        state = record.state(recipe.hash, plan.partition.hash)
+        if state is not None:
+            loop.restore(state)
+        with bar(f"{recipe.method['name']}", recipe.rounds) as advance:
+            advance(loop.finished, "")
+            loop.run(lambda: loop.save(recipe.hash, plan.partition.hash), lambda line: advance(1, _note(line)))
+        about = {
+            "method": recipe.method["name"],
+            "dataset": recipe.data["name"],
+            "partition": recipe.partition["name"],
+            "backbone": recipe.backbone["name"],
+            "seed": recipe.seed,
+            "clients": recipe.clients,
+            "rounds": recipe.rounds,
+            "device": str(plan.device),
+            "recipe_hash": recipe.hash,
+            "partition_hash": plan.partition.hash,
+        }
+        summary = summarise(record, about, loop.adapted(), loop.after())
+    record.finish(summary)
+    _draw(loop, record.folder / "pictures", plan.dataset)
+    write_report([record.folder])
+    return Result(record.folder, record.rounds, summary)
+
+
+def _note(line: Line) -> str:
+    return "" if line["received"] is None else f"accuracy {100 * line['received']['mean']:.1f} %"
+
+
+def _draw(loop: Loop, folder: Path, dataset: Dataset) -> None:
+    """Write the learned prompts of the first clients as PNG files."""
+    mean, std = (np.array(part).reshape(3, 1, 1) for part in (dataset.mean, dataset.std))
+    for client in range(min(len(loop.shards), PICTURES)):
+        for name, picture in loop.method.pictures(loop.task, loop.store.get(client)).items():
+            pixels = np.clip((picture.numpy() * std + mean) * 255, 0, 255).astype(np.uint8)
+            folder.mkdir(exist_ok=True)
+            Image.fromarray(pixels.transpose(1, 2, 0)).save(folder / f"{name}-client-{client:03d}.png")
