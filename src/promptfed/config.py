@@ -115,11 +115,17 @@ def recipes() -> dict[str, Path]:
 def load(source: str, overrides: Sequence[str] = ()) -> list[Recipe]:
     """Read a recipe file, a shipped recipe or a method's name, apply `key=value` overrides, and expand sweeps."""
     content, where = _read(source)
+    changes = []
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals:
             raise PromptFedError(f'"{override}" is no key=value; write for example rounds=20 or method.lr=0.01.')
-        _set(content, key.strip(), _value(text))
+        changes.append((key.strip(), _value(text)))
+    for key, value in sorted(changes, key=lambda change: not change[0].endswith(".name")):
+        table = content.get(key.removesuffix(".name"))
+        if key.endswith(".name") and isinstance(table, dict) and table.get("name") != value:
+            table.clear()  # the other thing's fields mean nothing to the new one
+        _set(content, key, value)
     return [resolve(single, where) for single in _sweep(content)]
 
 
@@ -154,12 +160,10 @@ def _set(content: Table, key: str, value: object) -> None:
         place = place.setdefault(table, {})
         if not isinstance(place, dict):
             raise PromptFedError(f'"{key}": {table} is a value, not a table.')
-    if last == "name" and tables and place.get("name") != value:
-        place.clear()  # the other thing's fields mean nothing to the new one
     place[last] = value
 
 
-def _sweep(content: Table, path: tuple[str, ...] = ()) -> Iterator[Table]:
+def _sweep(content: Table) -> Iterator[Table]:
     """Yield one table per combination of the list values; fields that are lists themselves stay lists."""
     axes = [(path, value) for path, value in _leaves(content) if isinstance(value, list) and not _is_list_field(content, path)]
     for chosen in product(*(values for _, values in axes)):
@@ -243,8 +247,11 @@ def _fill(table: Table, what: str, registry: Mapping[str, type], fixed: Table | 
         return {"name": name}
     if kind not in registry:
         raise choice(what if what != "data" else "data set", kind, registry, "the recipe")
-    made = options.make(registry[kind], given, what, fixed or ({"path": path} if path else None))
-    return {"name": name} | {key: value for key, value in _plain(made).items() if key not in (fixed or {"path": path})}
+    own = fixed or ({"path": path} if path else {})
+    if not own and "path" in options.hints(registry[kind]):
+        raise PromptFedError(f'Data set "{kind}" needs a path: write data.name={kind}:PATH.')
+    made = options.make(registry[kind], given, what, own)
+    return {"name": name} | {key: value for key, value in _plain(made).items() if key not in own}
 
 
 def _fill_method(table: Table) -> Table:
@@ -290,6 +297,11 @@ def literal(value: object) -> str:
         return f"[{', '.join(literal(item) for item in value)}]"
     escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
+
+
+def flatten(recipe: Recipe) -> Table:
+    """Return the recipe under dotted keys."""
+    return {".".join(path): value for path, value in _leaves(asdict(recipe))}
 
 
 def dump(recipe: Recipe) -> str:

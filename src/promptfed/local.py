@@ -193,23 +193,59 @@ class _Captured:
 
 
 def _replay(step: _Step, batches: Batches) -> None:
-    """Run all steps by one recorded step; it is recorded once per shape and kept with the task."""
-    key = (step.rule, step.objective, batches.ragged, batches.key, *(_shapes(part) for part in _parts(step, batches)))
+    """Run all steps by recorded ones; a stack of clients is halved whenever half of it has run out of batches."""
+    for rows, begin, end in _segments(batches.lengths) or [(None, 0, batches.steps)]:
+        if rows is None:
+            step.params, step.state, step.carry = _replay_rows(step, batches, batches.tensors, begin, end)
+            continue
+        index = torch.tensor(rows, device=next(iter(step.params.values())).device)
+        fewer = _Step(step.rule, step.objective, step.task, step.ragged, *(_take(part, index) for part in _trees(step)))
+        tensors = {
+            name: value[:, index] if name.startswith("plan.") else value[index] for name, value in batches.tensors.items()
+        }
+        for whole, new in zip(_trees(step)[2:], _replay_rows(fewer, batches, tensors, begin, end), strict=True):
+            for name, value in new.items():
+                whole[name][index if value.dim() else ...] = value
+
+
+def _segments(lengths: tuple[int, ...]) -> list[tuple[list[int] | None, int, int]]:
+    """Return (clients, first step, last step): all of them, then the longer half, then its longer half, …"""
+    order = sorted(range(len(lengths)), key=lambda client: -lengths[client])
+    segments: list[tuple[list[int] | None, int, int]] = []
+    width, begin = len(lengths), 0
+    while width:
+        narrower = width // 2 if width > 1 else 0
+        end = lengths[order[narrower]]
+        if end > begin:
+            segments.append((order[:width] if width < len(lengths) else None, begin, end))
+            begin = end
+        width = narrower
+    return segments
+
+
+def _take(part: Tree, index: Tensor) -> Tree:
+    return {name: value[index] if value.dim() else value.clone() for name, value in part.items()}
+
+
+def _replay_rows(step: _Step, batches: Batches, tensors: Tree, begin: int, end: int) -> tuple[Tree, Tree, Tree]:
+    """Run steps `begin` to `end` by a step recorded once per shape and kept with the task."""
+    sources = (*_trees(step), tensors)
+    key = (step.rule, step.objective, step.ragged, batches.key, *(_shapes(part) for part in sources))
     captured = step.task.captured.get(key)
     if captured is None or _room(captured.tensors) < batches.steps:
-        captured = step.task.captured[key] = _capture(step, batches)
-    for source, target in zip(_parts(step, batches), _parts(captured.step, captured), strict=True):
+        captured = step.task.captured[key] = _capture(step, batches, tensors)
+    for source, target in zip(sources, (*_trees(captured.step), captured.tensors), strict=True):
         for name, value in source.items():
             (target[name][: len(value)] if name.startswith("plan.") else target[name]).copy_(value)
-    captured.counter.zero_()
-    for _ in range(batches.steps):
+    captured.counter.fill_(begin)
+    for _ in range(end - begin):
         captured.graph.replay()
-    for part in ("params", "state", "carry"):
-        setattr(step, part, tree.map(torch.clone, getattr(captured.step, part)))
+    params, state, carry = (tree.map(torch.clone, part) for part in _trees(captured.step)[2:])
+    return params, state, carry
 
 
-def _parts(step: _Step, batches: Batches | _Captured) -> tuple[Tree, ...]:
-    return step.start, step.hold, step.params, step.state, step.carry, batches.tensors
+def _trees(step: _Step) -> tuple[Tree, Tree, Tree, Tree, Tree]:
+    return step.start, step.hold, step.params, step.state, step.carry
 
 
 def _shapes(part: Tree) -> Hashable:
@@ -224,7 +260,7 @@ def _room(tensors: Tree) -> int:
     return min(len(value) for name, value in tensors.items() if name.startswith("plan."))
 
 
-def _capture(step: _Step, batches: Batches) -> _Captured:
+def _capture(step: _Step, batches: Batches, tensors: Tree) -> _Captured:
     def own(part: Tree) -> Tree:
         return {name: value.clone(memory_format=torch.contiguous_format) for name, value in part.items()}
 
@@ -235,8 +271,8 @@ def _capture(step: _Step, batches: Batches) -> _Captured:
         room[: len(value)] = value
         return room
 
-    static = _Step(step.rule, step.objective, step.task, step.ragged, *map(own, _parts(step, batches)[:5]))
-    tensors = {name: roomy(name, value) for name, value in batches.tensors.items()}
+    static = _Step(step.rule, step.objective, step.task, step.ragged, *map(own, _trees(step)))
+    tensors = {name: roomy(name, value) for name, value in tensors.items()}
     counter = torch.zeros((), dtype=torch.long, device=next(iter(static.params.values())).device)
 
     def advance() -> None:
@@ -248,7 +284,6 @@ def _capture(step: _Step, batches: Batches) -> _Captured:
     with torch.cuda.stream(side):
         for _ in range(2):  # libraries choose algorithms and allocate workspaces before anything is recorded
             advance()
-            counter.zero_()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

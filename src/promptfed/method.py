@@ -87,7 +87,8 @@ class Batches(Protocol):
     """The batches of one local training, as a function of the step, so that the step can be captured once."""
 
     steps: int
-    ragged: bool  # some client has fewer steps than the longest, or fewer images than a batch
+    lengths: tuple[int, ...]  # steps of each stacked client; empty for a single one
+    ragged: bool  # some stacked client has fewer steps than another
     tensors: Tree  # all that changes from call to call; "plan.*" tensors have the step as their first dimension
     key: Hashable  # all else a batch depends on
 

@@ -1,6 +1,7 @@
 """From a recipe to a finished run folder: `promptfed.run(...)`."""
 
 import datetime
+import json
 import os
 import platform
 from collections.abc import Iterator, Mapping
@@ -98,6 +99,30 @@ def default_folder(recipe: Recipe, parent: Path = Path("runs")) -> Path:
     return next(folder for number in range(1, 10**6) if not (folder := parent / f"{stem}-{number}").exists())
 
 
+def sweep_folders(recipes: list[Recipe], out: Path | None) -> list[Path]:
+    """Return a run folder per recipe: `out` itself for one, `out/KEY=VALUE` for the runs of a sweep."""
+    if len(recipes) == 1:
+        return [out or default_folder(recipes[0])]
+    parent = out or default_folder(recipes[0])
+    flat = [config.flatten(recipe) for recipe in recipes]
+    varied = [key for key in flat[0] if len({repr(one.get(key)) for one in flat}) > 1]
+    return [parent / ",".join(f"{key}={one.get(key)}" for key in varied).replace("/", "_") for one in flat]
+
+
+def demo(seed: int, out: Path) -> list[Path]:
+    """Run the three demo recipes on the same partition; a finished one is not run again, a stopped one goes on."""
+    folders = []
+    for name in ("local", "fedavg", "pfedpt"):
+        folder = out / f"{name}-seed{seed}"
+        recipe = _single(config.load(f"demo/{name}", [f"seed={seed}"]))
+        if (folder / "recipe.toml").exists():
+            go_on(folder, recipe)
+        else:
+            start(recipe, folder)
+        folders.append(folder)
+    return folders
+
+
 def start(recipe: Recipe, folder: Path, method: Method | None = None) -> Result:
     """Run a recipe in a new folder."""
     plan = _prepare(recipe, method, None)
@@ -116,6 +141,9 @@ def go_on(folder: Path, recipe: Recipe | None = None, method: Method | None = No
     if wanted.rounds != stored.rounds:
         (folder / "summary.json").unlink(missing_ok=True)
         (folder / "recipe.toml").write_text(config.dump(replace(stored, rounds=wanted.rounds)), encoding="utf-8")
+    elif (folder / "summary.json").exists():
+        record.rewind(stored.rounds)
+        return Result(folder, record.rounds, json.loads((folder / "summary.json").read_text(encoding="utf-8")))
     plan = _prepare(replace(stored, rounds=wanted.rounds, device=wanted.device), method, folder / "partition.json")
     if not (folder / "partition.json").exists():
         plan.partition.save(folder / "partition.json", plan.dataset)

@@ -16,7 +16,7 @@ from promptfed.tree import Tree
 
 @dataclass(frozen=True)
 class TinyViT:
-    """The pFedPT paper's ViT: patch 4, width 128, 8 blocks of 8 heads, MLP ratio 2; 1,076,106 weights for 10 classes."""
+    """The pFedPT paper's ViT: patch 4, width 128, 8 blocks of 8 heads, MLP ratio 2; 1,076,106 weights in all."""
 
     name: ClassVar[str] = "vit-tiny"
     shape: tuple[int, int, int]
@@ -94,7 +94,7 @@ class TinyViT:
 
     def _attend(self, part: Tree, z: Tensor) -> Tensor:
         qkv = ops.linear(z, part["qkv.weight"], part["qkv.bias"]).unflatten(-1, (3, self.heads, -1))
-        query, key, value = qkv.movedim((-3, -2), (0, -3)).unbind(0)  # each [..., heads, T, d]
+        query, key, value = qkv.movedim((-3, -2), (0, -3)).contiguous().unbind(0)  # each [..., heads, T, d]
         mixed = ops.attention(query, key, value).movedim(-3, -2).flatten(-2)
         return ops.linear(mixed, part["out.weight"], part["out.bias"])
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from promptfed import keys
@@ -75,9 +76,12 @@ class ClientData:
             [(rows if len(rows) else np.zeros(1, np.int64))[local[:, i]] for i, rows in enumerate(self.rows)], 1
         )
         self.pool.seen += int(mask.sum()) if purpose != "test" else 0
-        return self._planned(purpose, size, index, local, mask)
+        lengths = tuple(len(plan) for plan in plans) if self.stacked else ()
+        return self._planned(purpose, size, index, local, mask, lengths)
 
-    def _planned(self, purpose: str, size: int, index: Indices, local: Indices, mask: np.ndarray) -> "PlannedBatches":
+    def _planned(
+        self, purpose: str, size: int, index: Indices, local: Indices, mask: NDArray[np.bool_], lengths: tuple[int, ...]
+    ) -> "PlannedBatches":
         device = self.pool.x.device
         salts = [
             [keys.key(self.seed, name, purpose, client, self.round) for client in self.clients] for name in self.draws
@@ -92,7 +96,7 @@ class ClientData:
         for number, (_, own) in enumerate(self.changes):
             tensors |= {f"change{number}.{name}": value for name, value in own.items()}
         key = (id(self.pool), size, tuple(self.draws.items()), tuple(change for change, _ in self.changes))
-        return PlannedBatches(len(index), not mask.any(-1).all(), tensors, key, self)
+        return PlannedBatches(len(index), lengths, len(set(lengths)) > 1, tensors, key, self)
 
 
 def _plan(
@@ -114,6 +118,7 @@ class PlannedBatches:
     """Batches as a function of the step."""
 
     steps: int
+    lengths: tuple[int, ...]
     ragged: bool
     tensors: Tree
     key: Hashable

@@ -2,11 +2,12 @@
 
 import hashlib
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
+from promptfed import options
 from promptfed.data.archives import read_cifar10, read_cifar100, read_fashion_mnist, read_tiny_imagenet
 from promptfed.data.dataset import Dataset
 from promptfed.data.download import REMOTES, digest, fetch, home
@@ -16,6 +17,7 @@ from promptfed.data.parsed import kept
 from promptfed.data.shops import EMBEDDED, load_shops
 from promptfed.data.split import fewer, stratified
 from promptfed.errors import PromptFedError, choice
+from promptfed.options import Count, Share, Whole
 
 # Folders in which a system package may already have put the official files.
 INSTALLED = {"fashion-mnist": Path("/usr/share/datasets/fashion-mnist")}
@@ -47,11 +49,10 @@ class FashionMnist:
     """Fashion-MNIST: 60,000 + 10,000 grey photographs of 10 kinds of clothes, padded to 32 × 32."""
 
     name: ClassVar[str] = "fashion-mnist"
-    limit: int = 0  # training images per class; 0: all
+    limit: Whole = 0  # training images per class; 0: all
 
     def load(self) -> Dataset:
         """Read the four official files."""
-        _check_range("limit", self.limit, low=0)
         return fewer(_parsed(self.name, lambda paths: read_fashion_mnist(paths[0].parent)), self.limit)
 
 
@@ -60,11 +61,10 @@ class Cifar10:
     """CIFAR-10: 50,000 + 10,000 photographs of 10 kinds of things, 32 × 32."""
 
     name: ClassVar[str] = "cifar10"
-    limit: int = 0
+    limit: Whole = 0
 
     def load(self) -> Dataset:
         """Read cifar-10-python.tar.gz."""
-        _check_range("limit", self.limit, low=0)
         return fewer(_parsed(self.name, lambda paths: read_cifar10(paths[0])), self.limit)
 
 
@@ -74,11 +74,10 @@ class Cifar100:
 
     name: ClassVar[str] = "cifar100"
     labels: Literal["fine", "coarse"] = "fine"
-    limit: int = 0
+    limit: Whole = 0
 
     def load(self) -> Dataset:
         """Read cifar-100-python.tar.gz."""
-        _check_range("limit", self.limit, low=0)
         read = _parsed(self.name, lambda paths: read_cifar100(paths[0], self.labels), variant=self.labels)
         return fewer(read, self.limit)
 
@@ -88,11 +87,10 @@ class TinyImageNet:
     """Tiny ImageNet: 100,000 + 10,000 photographs of 200 kinds of things, 64 × 64."""
 
     name: ClassVar[str] = "tiny-imagenet"
-    limit: int = 0
+    limit: Whole = 0
 
     def load(self) -> Dataset:
         """Read tiny-imagenet-200.zip."""
-        _check_range("limit", self.limit, low=0)
         return fewer(_parsed(self.name, lambda paths: read_tiny_imagenet(paths[0])), self.limit)
 
 
@@ -102,12 +100,11 @@ class Npz:
 
     name: ClassVar[str] = "npz"
     path: str
-    test_fraction: float = 0.2
-    seed: int = 0
+    test_fraction: Share = 0.2
+    seed: Whole = 0
 
     def load(self) -> Dataset:
         """Read the file."""
-        _check_split(self.test_fraction, self.seed)
         return read_npz(Path(self.path).expanduser(), self.test_fraction, self.seed)
 
 
@@ -117,15 +114,13 @@ class Folder:
 
     name: ClassVar[str] = "folder"
     path: str
-    size: int = 32
-    test_fraction: float = 0.2
+    size: Count = 32
+    test_fraction: Share = 0.2
     skip_corrupt: bool = False
-    seed: int = 0
+    seed: Whole = 0
 
     def load(self) -> Dataset:
         """Decode the photographs, and set test images aside unless the folders do."""
-        _check_range("size", self.size, low=1)
-        _check_split(self.test_fraction, self.seed)
         data = read_folder(Path(self.path).expanduser(), self.size, self.skip_corrupt)
         if data.test.any():
             return data
@@ -136,7 +131,7 @@ _ALL: tuple[type[Named], ...] = (Cifar10, Cifar100, FashionMnist, FashionShops, 
 DATASETS: dict[str, type[Named]] = {kind.name: kind for kind in _ALL}
 
 
-def open_dataset(name: str, **options: object) -> Dataset:
+def open_dataset(name: str, **chosen: object) -> Dataset:
     """Load a data set by name, with its options by name; `folder:PATH` and `npz:PATH` carry their path in the name."""
     kind, colon, path = name.partition(":")
     if kind not in DATASETS:
@@ -144,10 +139,15 @@ def open_dataset(name: str, **options: object) -> Dataset:
     wanted = {field.name for field in fields(DATASETS[kind]) if field.default is MISSING}
     if colon and "path" not in wanted:
         raise PromptFedError(f'Data set "{kind}" takes no path: write {kind} instead of {name}.')
-    given = {**({"path": path} if path else {}), **options}
+    given = {**({"path": path} if path else {}), **chosen}
     if wanted - set(given):
         raise PromptFedError(f'Data set "{kind}" needs a path: write {kind}:PATH.')
-    return DATASETS[kind](**_checked(DATASETS[kind], given)).load()
+    hints, checked = options.hints(DATASETS[kind]), {}
+    for key, value in given.items():
+        if key not in hints:
+            raise choice(f'option of data set "{kind}"', key, hints)
+        checked[key] = options.typed(f"data.{key}", str(value) if isinstance(value, Path) else value, hints[key])
+    return DATASETS[kind](**checked).load()
 
 
 def add(name: str, path: Path, *, verify: bool = True) -> Path:
@@ -214,42 +214,3 @@ def _parsed(name: str, read: Callable[[list[Path]], Dataset], variant: str = "al
                 fetch(remote.url, path, remote.checksum, name=name)
     key = hashlib.sha256("".join(map(digest, paths)).encode()).hexdigest()[:32]
     return kept(folder / "parsed" / variant, key, lambda: read(paths))
-
-
-def _checked(kind: type[Named], given: Mapping[str, object]) -> dict[str, Any]:
-    """Return the options with the types their fields ask for; an unknown name or a wrong type is an error."""
-    hints = get_type_hints(kind)
-    names = {field.name for field in fields(kind)}
-    checked: dict[str, Any] = {}
-    for key, value in given.items():
-        if key not in names:
-            raise choice(f'option of data set "{kind.name}"', key, names)
-        checked[key] = _typed(key, str(value) if isinstance(value, Path) else value, hints[key])
-    return checked
-
-
-def _typed(key: str, value: object, hint: Any) -> object:
-    """Return `value` if it is of the type `hint`; a whole number passes for a float, a bool only for a bool."""
-    if get_origin(hint) is Literal:
-        if value not in get_args(hint):
-            raise choice(f"data.{key}", str(value), get_args(hint))
-        return value
-    if hint is float and type(value) is int:
-        return float(value)
-    if type(value) is not hint:
-        words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-        raise PromptFedError(f"data.{key} must be {words[hint]}, not {value!r}.")
-    return value
-
-
-def _check_range(key: str, value: int, low: int) -> None:
-    """Refuse a number below `low`."""
-    if value < low:
-        raise PromptFedError(f"data.{key} must be at least {low}, not {value}.")
-
-
-def _check_split(test_fraction: float, seed: int) -> None:
-    """Refuse a test fraction outside [0, 1) and a negative seed."""
-    if not 0 <= test_fraction < 1:
-        raise PromptFedError(f"data.test_fraction must be at least 0 and below 1, not {test_fraction}.")
-    _check_range("seed", seed, low=0)

@@ -1,4 +1,4 @@
-"""A user's own photographs in folders: class/*.jpg or domain/class/*.jpg, optionally under train/ and test/."""
+"""A user's own photographs in folders: class/*.jpg or domain/class/*.jpg, optionally in train/ and test/ (or val/)."""
 
 import hashlib
 import logging
@@ -45,9 +45,14 @@ def scan(root: Path) -> list[Photo]:
         raise PromptFedError(f"There is no folder {root}.")
     if not (tops := _folders(root)):
         raise PromptFedError(f"{root} holds no folders; expected class/*.jpg or domain/class/*.jpg.")
-    if {top.name.lower() for top in tops} != {"train", "test"}:
+    named = {top.name.lower(): top for top in tops}
+    held_out = next((named[name] for name in ("test", "val") if name in named), None)
+    if "train" not in named or held_out is None:
         return _scan_split(root, test=False)
-    photos = [photo for top in tops for photo in _scan_split(top, test=top.name.lower() == "test")]
+    for top in tops:
+        if top not in (named["train"], held_out):
+            log.warning("%s is left out: %s already has train/ and %s/", top, root, held_out.name)
+    photos = _scan_split(named["train"], test=False) + _scan_split(held_out, test=True)
     trained = {photo.label for photo in photos if not photo.test}
     for photo in photos:
         if photo.label not in trained:
@@ -61,7 +66,7 @@ def decode(path: Path, size: int) -> Images:
         image: Image.Image = ImageOps.exif_transpose(opened)
         if image.mode.startswith("I"):  # 16-bit grey, which Pillow would clip rather than scale
             image = Image.fromarray((np.asarray(image) // 256).astype(np.uint8))
-        if image.has_transparency_data:
+        if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
             image = image.convert("RGBA")
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
         return np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BICUBIC))

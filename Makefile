@@ -1,0 +1,58 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`. Each makes .venv and installs what it needs.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+TORCH := 2.13.0
+
+# pip may be configured with a folder of local wheels; uv ignores that setting and would fetch the CUDA build instead.
+# Elsewhere uv picks the torch build that fits this machine; set UV_TORCH_BACKEND (cpu, cu130, …) to choose another.
+LINKS := $(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null)
+ifneq ($(wildcard $(LINKS)/torch-$(TORCH)*),)
+export UV_FIND_LINKS := $(LINKS)
+else
+export UV_TORCH_BACKEND ?= auto
+endif
+UV = $(BIN)/uv pip install --quiet -p $(VENV) -c constraints.txt
+
+.PHONY: help demo test test-slow check format bench clean
+.DEFAULT_GOAL := help
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+$(BIN)/uv:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt uv
+
+$(VENV)/.run: $(BIN)/uv pyproject.toml constraints.txt
+	$(UV) -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	$(UV) -e '.[dev]' -e examples/own_method
+	@touch $@
+
+demo: $(VENV)/.run  ## train Local, FedAvg and pFedPT on the embedded data set, compare them, write a report
+	@$(BIN)/promptfed demo
+
+test: $(VENV)/.dev  ## every test but the slow ones
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m "not slow"
+
+test-slow: $(VENV)/.dev  ## the slow tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m slow
+
+check: $(VENV)/.dev  ## lint, formatting, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev  ## mend what lint and formatting can mend by themselves
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev  ## the speed and memory tables of benchmarks/, on this machine
+	$(BIN)/python benchmarks/round_speed.py --clients 4 --images 200 --epochs 1
+	$(BIN)/python benchmarks/many_clients.py --rounds 20
+
+clean:  ## remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

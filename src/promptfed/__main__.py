@@ -1,0 +1,5 @@
+"""`python -m promptfed` is the command line."""
+
+from promptfed.cli import main
+
+main()

@@ -1,0 +1,93 @@
+"""What there is: methods, data sets, backbones, partitions and recipes by name, and what this machine can run."""
+
+import inspect
+import shutil
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from promptfed import config, options
+from promptfed.backbones import BACKBONES
+from promptfed.data import DATASETS, status
+from promptfed.data.download import home
+from promptfed.data.partition import PARTITIONS
+from promptfed.report.tables import human_bytes
+
+Entry = dict[str, Any]
+_ENGINE = ("shape", "classes")  # a backbone's fields that the data set decides
+
+
+def entries(kind: str) -> list[Entry]:
+    """Return every thing of that kind: its name, what it is, and its recipe keys with their defaults."""
+    if kind == "recipes":
+        return [{"name": name, "about": _comment(path), "keys": tomllib.loads(path.read_text())} for name, path in config.recipes().items()]
+    registry: Mapping[str, type] = {
+        "methods": config.methods(),
+        "datasets": DATASETS,
+        "backbones": BACKBONES,
+        "partitions": PARTITIONS,
+    }[kind]
+    return [{"name": name, "about": _about(item), "keys": _keys(item)} for name, item in sorted(registry.items())]
+
+
+def _about(kind: type) -> str:
+    return (inspect.getdoc(kind) or "").split("\n", 1)[0]
+
+
+def _comment(path: Path) -> str:
+    first = path.read_text(encoding="utf-8").split("\n", 1)[0]
+    return first.removeprefix("#").strip() if first.startswith("#") else ""
+
+
+def _keys(kind: type) -> Entry:
+    own = options.hints(kind)
+    return {
+        field.name: None if field.default is MISSING else field.default
+        for field in fields(kind)
+        if field.name in own and field.name not in _ENGINE
+    }
+
+
+def table(kind: str, rows: list[Entry]) -> Table:
+    """Return the entries as a table for people."""
+    shown = Table(box=None, pad_edge=False)
+    for title in ("name", "what it is", "keys"):
+        shown.add_column(title, no_wrap=title == "name")
+    for row in rows:
+        keys = ", ".join(row["keys"]) if kind == "recipes" else ", ".join(f"{k}={v}" for k, v in row["keys"].items())
+        shown.add_row(row["name"], row["about"], f"[dim]{keys}[/]")
+    return shown
+
+
+def data_table() -> Table:
+    """Return which data sets are here."""
+    shown = Table(box=None, pad_edge=False)
+    for title in ("data set", "here", "size", "where"):
+        shown.add_column(title)
+    for one in status():
+        shown.add_row(one.name, "yes" if one.present else "no", human_bytes(one.size), str(one.where))
+    return shown
+
+
+def diagnosis() -> Table:
+    """Return what this machine can run."""
+    import torch
+
+    from promptfed import __version__
+
+    shown = Table(box=None, pad_edge=False, show_header=False)
+    gpu = torch.cuda.is_available()
+    disk = shutil.disk_usage(Path.cwd())
+    shown.add_row("promptfed", __version__)
+    shown.add_row("torch", torch.__version__)
+    shown.add_row("CPU", f"{torch.get_num_threads()} threads; clients run one by one")
+    shown.add_row("GPU", f"{torch.cuda.get_device_name()}; clients run stacked" if gpu else "none seen by torch")
+    shown.add_row("device=auto", "cuda" if gpu else "cpu")
+    shown.add_row("free disk here", human_bytes(disk.free))
+    shown.add_row("data home", str(home()))
+    shown.add_row("data sets here", ", ".join(one.name for one in status() if one.present))
+    return shown

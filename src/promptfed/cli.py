@@ -1,0 +1,217 @@
+"""The command line. Mistakes get one sentence and exit code 2; Ctrl-C saves the run and exits with 130."""
+
+import errno
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from promptfed.errors import PromptFedError
+
+app = typer.Typer(
+    help="Federated prompt learning: exchange prompts of a few kilobytes instead of models of hundreds of megabytes.",
+    epilog="Start with: promptfed demo. Then: promptfed run pfedpt rounds=20 method.size=4",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+data_app = typer.Typer(help="The data sets on this machine: list them, fetch one, or add an archive you have.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+console = Console()
+
+Dirs = Annotated[list[Path], typer.Argument(help="Run folders.", metavar="DIR...")]
+
+
+class Format(StrEnum):
+    """How a table is written."""
+
+    terminal = "terminal"
+    markdown = "markdown"
+    latex = "latex"
+    csv = "csv"
+
+
+class Kind(StrEnum):
+    """What `promptfed list` lists."""
+
+    methods = "methods"
+    datasets = "datasets"
+    backbones = "backbones"
+    partitions = "partitions"
+    recipes = "recipes"
+
+
+@app.command()
+def run(
+    source: Annotated[str | None, typer.Argument(help="A recipe file, a shipped recipe, or a method's name.", metavar="RECIPE|METHOD")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="Recipe keys to change.", metavar="[KEY=VALUE]...")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder; runs/METHOD-DATASET-N if not given.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.", metavar="DIR")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:1; short for device=…")] = None,
+) -> None:
+    """Train a method and write a run folder with its numbers, checkpoint and report.
+
+    A bare method name runs on the embedded data set. Every key of the recipe can be changed; a list runs once per value:
+
+        promptfed run pfedpt rounds=8 clients=6 partition.name=dirichlet partition.alpha=0.3 seed=[0,1,2]
+
+    A run that was stopped, by Ctrl-C or by anything worse, goes on with: promptfed run --resume DIR
+    """
+    from promptfed import config, runner
+
+    words = [*(overrides or []), *([f"device={device}"] if device else [])]
+    if resume is not None:
+        same_run = source is None or Path(source) == resume / "recipe.toml"
+        recipe = config.load(source or str(resume / "recipe.toml"), words)[0] if not same_run or words else None
+        _guarded(resume, lambda: runner.go_on(resume, recipe))
+        return
+    if source is None:
+        raise PromptFedError("Nothing to run: name a recipe or a method, for example promptfed run pfedpt.")
+    recipes = config.load(source, words)
+    folders = runner.sweep_folders(recipes, out)
+    for recipe, folder in zip(recipes, folders, strict=True):
+        _guarded(folder, lambda recipe=recipe, folder=folder: runner.start(recipe, folder), show=len(recipes) == 1)  # type: ignore[misc]
+    if len(recipes) > 1:
+        _show(folders, Format.terminal)
+
+
+def _guarded(folder: Path, work: Any, show: bool = True) -> None:
+    """Run `work`; on Ctrl-C say how to go on."""
+    try:
+        result = work()
+    except KeyboardInterrupt:
+        Console(stderr=True).print(f"Stopped. Go on with: promptfed run --resume {folder}", soft_wrap=True)
+        raise typer.Exit(130) from None
+    if show:
+        _show([result.folder], Format.terminal)
+        console.print(f"Run folder {result.folder}, report {result.folder / 'report.html'}", soft_wrap=True, highlight=False)
+
+
+def _show(folders: list[Path], form: Format) -> None:
+    from promptfed.report import compare, read_run
+
+    table = compare([read_run(folder) for folder in folders])
+    if form is Format.terminal:
+        console.print(table.to_rich())
+        console.print(table.legend, style="dim")
+    else:
+        writer = {"markdown": table.to_markdown, "latex": table.to_latex, "csv": table.to_csv}[form.value]
+        typer.echo(writer())
+
+
+@app.command()
+def demo(
+    seed: Annotated[int, typer.Option(help="Another seed: another partition, other starting weights.")] = 0,
+    out: Annotated[Path, typer.Option(help="Where the three run folders and the report go.")] = Path("runs/demo"),
+) -> None:
+    """Train Local, FedAvg and pFedPT on the same twelve clients of the embedded data set and compare them."""
+    from promptfed import runner
+    from promptfed.report import headline, read_run, write_report
+
+    folders = runner.demo(seed, out)
+    console.print(headline([read_run(folder) for folder in folders]).to_rich())
+    page = write_report(folders, out / "report.html")
+    console.print(f"Report: {page.resolve()}", soft_wrap=True, highlight=False)
+    console.print("Next: promptfed run pfedpt method.size=4 seed=[0,1,2] shows whether a wider frame helps.", highlight=False)
+
+
+@app.command()
+def compare(
+    dirs: Dirs, form: Annotated[Format, typer.Option("--format", help="How to write the table.")] = Format.terminal
+) -> None:
+    """Print run folders as one table; runs that differ only in their seed become mean ± std."""
+    _show(dirs, form)
+
+
+@app.command()
+def report(
+    dirs: Dirs, out: Annotated[Path | None, typer.Option(help="The HTML file; DIR/report.html if not given.")] = None
+) -> None:
+    """Write one self-contained HTML page about one run or several."""
+    from promptfed.report import write_report
+
+    typer.echo(write_report(dirs, out))
+
+
+@app.command("list")
+def list_(kind: Kind, as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False) -> None:
+    """List methods, data sets, backbones, partitions or recipes, with the keys each one takes."""
+    from promptfed import catalogue
+
+    rows = catalogue.entries(kind.value)
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+    else:
+        console.print(catalogue.table(kind.value, rows))
+
+
+@app.command()
+def check(method: Annotated[str, typer.Argument(help="A method's name, or a dotted path such as pkg.mine:MyMethod.")]) -> None:
+    """Run the conformance suite on a method: what every method must promise, on a toy task."""
+    from promptfed import config
+    from promptfed.checks import PROMISES, check_method
+
+    kind = config.find_method(method)
+    for name, promise in PROMISES.items():
+        check_method(kind(), only=name)
+        console.print(f"[green]kept[/]    {promise}", highlight=False)
+    console.print(f"{method} keeps all {len(PROMISES)} promises.", highlight=False)
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine can run: devices, data sets, disk."""
+    from promptfed import catalogue
+
+    console.print(catalogue.diagnosis())
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """Show which data sets are on this machine."""
+    from promptfed import catalogue
+
+    console.print(catalogue.data_table())
+
+
+@data_app.command("get")
+def data_get(name: Annotated[str, typer.Argument(help="A data set's name.")]) -> None:
+    """Download a data set, resuming a broken transfer, and verify its checksum."""
+    from promptfed.data import open_dataset
+
+    found = open_dataset(name)
+    console.print(f"{name}: {len(found):,} images, {len(found.classes)} classes.", highlight=False)
+
+
+@data_app.command("add")
+def data_add(
+    name: Annotated[str, typer.Argument(help="A data set's name.")],
+    path: Annotated[Path, typer.Argument(help="Its official archive, or a folder that holds the official files.")],
+    verify: Annotated[bool, typer.Option(help="Refuse an archive whose checksum is not the official one.")] = True,
+) -> None:
+    """Take an archive that is already on disk, so that nothing is downloaded."""
+    from promptfed.data import add
+
+    typer.echo(f"{name} is at {add(name, path, verify=verify)}")
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        app()
+    except PromptFedError as error:
+        _fail(str(error))
+    except OSError as error:
+        place = f": {error.filename}" if error.filename else ""
+        hint = " Free some space and resume the run." if error.errno == errno.ENOSPC else ""
+        _fail(f"{error.strerror or error}{place}.{hint}")
+
+
+def _fail(sentence: str) -> None:
+    Console(stderr=True).print(f"promptfed: {sentence}", soft_wrap=True, highlight=False, markup=False)
+    sys.exit(2)

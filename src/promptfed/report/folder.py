@@ -1,0 +1,346 @@
+"""Read a run folder into one frozen value; the only place that knows the files' names and keys."""
+
+import json
+import math
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from promptfed.errors import PromptFedError
+
+Json = Mapping[str, Any]
+
+_PICTURE = re.compile(r"(?P<name>.+)-client-(?P<client>\d+)\.png")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Accuracy over the clients, as fractions; a client without test images has None."""
+
+    mean: float
+    weighted: float
+    worst: float
+    p10: float
+    per_client: tuple[float | None, ...]
+
+    @property
+    def best(self) -> float:
+        """The accuracy of the best client."""
+        return max((value for value in self.per_client if value is not None), default=self.mean)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What travels: floats per client and round, bytes summed over all clients of a round or of a run."""
+
+    down_floats: int
+    up_floats: int
+    down_bytes: int
+    up_bytes: int
+
+
+@dataclass(frozen=True)
+class Round:
+    """One finished round."""
+
+    number: int
+    clients: tuple[int, ...]
+    loss: float | None
+    received: Scores | None
+    trained: Scores | None
+    deployed: Mapping[str, float] | None
+    measures: Mapping[str, float]
+    traffic: Traffic
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Client:
+    """How many images one client holds: for training per class and per domain, and for its test."""
+
+    counts: tuple[int, ...]
+    domains: tuple[int, ...]
+    test: int
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Who holds what."""
+
+    hash: str
+    classes: tuple[str, ...]
+    domain_names: tuple[str, ...]
+    clients: tuple[Client, ...]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """The PNG of one client's learned prompt."""
+
+    name: str
+    client: int
+    path: Path
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """All that a report says about one run; of an unfinished run, what its rounds say so far."""
+
+    path: Path
+    recipe_text: str
+    recipe: Json
+    rounds: tuple[Round, ...]
+    partition: Partition | None
+    env: Json
+    pictures: tuple[Picture, ...]
+    finished: bool
+    method: str
+    dataset: str
+    partition_name: str
+    backbone: str
+    seed: int
+    clients: int
+    planned_rounds: int | None
+    scores: Scores | None
+    after: Scores | None
+    deployed: Mapping[str, float] | None
+    best_round: int | None
+    best_mean: float | None
+    traffic: Traffic
+    seconds: float
+    images_per_second: float | None
+
+    @property
+    def contacts(self) -> int:
+        """How often any client took part: the divisor that turns the run's bytes into bytes per client and round."""
+        return sum(len(one.clients) for one in self.rounds)
+
+    @property
+    def down_bytes(self) -> float:
+        """Mean bytes sent to one client in one round."""
+        return self.traffic.down_bytes / max(1, self.contacts)
+
+    @property
+    def up_bytes(self) -> float:
+        """Mean bytes received from one client in one round."""
+        return self.traffic.up_bytes / max(1, self.contacts)
+
+
+def read_run(path: Path | str) -> RunFolder:
+    """Read the run folder at `path`, finished or not."""
+    folder = Path(path)
+    _check_folder(folder)
+    text = _read_text(folder / "recipe.toml")
+    recipe = _parse_recipe(folder / "recipe.toml", text)
+    rounds = _read_rounds(folder / "rounds.jsonl")
+    summary = _read_json(folder / "summary.json")
+    partition = _read_partition(folder / "partition.json")
+    facts = (
+        _unfinished(recipe, rounds, partition)
+        if summary is None
+        else _finished(folder / "summary.json", summary, recipe)
+    )
+    return RunFolder(
+        path=folder,
+        recipe_text=text,
+        recipe=recipe,
+        rounds=rounds,
+        partition=partition,
+        env=_read_json(folder / "env.json") or {},
+        pictures=tuple(_pictures(folder / "pictures")),
+        finished=summary is not None,
+        **facts,
+    )
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a path that is no run folder, naming run folders just below it."""
+    if not folder.is_dir():
+        raise PromptFedError(f'There is no run folder at "{folder}"; give the folder a run has written.')
+    missing = [name for name in ("recipe.toml", "rounds.jsonl") if not (folder / name).is_file()]
+    if not missing:
+        return
+    if missing == ["rounds.jsonl"]:
+        raise PromptFedError(f'Run folder "{folder}" has no finished round yet (no rounds.jsonl); let the run go on.')
+    below = sorted(str(found.parent) for found in folder.glob("*/rounds.jsonl"))
+    hint = f'did you mean "{below[0]}"?' if below else "give the folder a run has written."
+    raise PromptFedError(f'"{folder}" is no run folder, it has no {missing[0]}; {hint}')
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PromptFedError(f'"{path}" cannot be read as text: {error}.') from error
+
+
+def _read_json(path: Path) -> Json | None:
+    """Return the JSON object in a file, or None where there is no such file."""
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(_read_text(path))
+    except json.JSONDecodeError as error:
+        raise PromptFedError(f'"{path}" is not valid JSON ({error}); was it edited by hand?') from error
+    if not isinstance(found, dict):
+        raise PromptFedError(f'"{path}" must hold one JSON object, it holds {type(found).__name__}.')
+    return found
+
+
+def _parse_recipe(path: Path, text: str) -> Json:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise PromptFedError(f'"{path}" is not valid TOML: {error}.') from error
+
+
+def _read_rounds(path: Path) -> tuple[Round, ...]:
+    """Read every finished round; a torn last line is a round that was being written, so it does not count."""
+    lines = _read_text(path).splitlines()
+    rounds: dict[int, Round] = {}
+    for index, line in enumerate(lines):
+        try:
+            one = _round(json.loads(line))
+        except json.JSONDecodeError as error:
+            if index == len(lines) - 1:
+                break
+            raise PromptFedError(f'"{path}" is damaged: line {index + 1} is not valid JSON ({error}).') from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise PromptFedError(f'"{path}", line {index + 1}, is not a round: {_why(error)}.') from error
+        rounds[one.number] = one
+    if not rounds:
+        raise PromptFedError(f'Run folder "{path.parent}" has no finished round yet; let the run go on.')
+    return tuple(rounds[number] for number in sorted(rounds))
+
+
+def _read_partition(path: Path) -> Partition | None:
+    raw = _read_json(path)
+    if raw is None:
+        return None
+    try:
+        clients = tuple(
+            Client(_integers(one["counts"]), _integers(one.get("domains", ())), len(one["test"]))
+            for one in raw["clients"]
+        )
+        return Partition(str(raw["hash"]), _texts(raw["classes"]), _texts(raw.get("domain_names", ())), clients)
+    except (KeyError, TypeError, ValueError) as error:
+        raise PromptFedError(f'"{path}" is not a partition: {_why(error)}.') from error
+
+
+def _pictures(folder: Path) -> Iterator[Picture]:
+    """Yield the pictures by name, then by client."""
+    found = [(match, path) for path in folder.glob("*.png") if (match := _PICTURE.fullmatch(path.name))]
+    ordered = sorted(found, key=lambda pair: (pair[0]["name"], int(pair[0]["client"])))
+    yield from (Picture(match["name"], int(match["client"]), path) for match, path in ordered)
+
+
+def _finished(path: Path, raw: Json, recipe: Json) -> dict[str, Any]:
+    """The fields of a finished run, from its summary."""
+    try:
+        accuracy = raw["accuracy"]
+        return {
+            "method": str(raw["method"]),
+            "dataset": str(raw["dataset"]),
+            "partition_name": str(raw["partition"]),
+            "backbone": str(raw["backbone"]),
+            "seed": int(raw.get("seed", recipe.get("seed", 0))),
+            "clients": int(raw["clients"]),
+            "planned_rounds": int(raw["rounds"]),
+            "scores": _scores(accuracy),
+            "after": _scores(accuracy.get("after")),
+            "deployed": _numbers(accuracy["deployed"]) if accuracy.get("deployed") else None,
+            "best_round": None if accuracy["best_round"] is None else int(accuracy["best_round"]),
+            "best_mean": _number(accuracy["best_mean"]),
+            "traffic": _traffic(raw["traffic"]),
+            "seconds": float(raw["seconds"]),
+            "images_per_second": _number(raw.get("images_per_second")),
+        }
+    except (KeyError, TypeError, ValueError) as error:
+        raise PromptFedError(f'"{path}" is not a summary: {_why(error)}.') from error
+
+
+def _unfinished(recipe: Json, rounds: tuple[Round, ...], partition: Partition | None) -> dict[str, Any]:
+    """The same fields while there is no summary: names from the recipe, numbers from the rounds so far."""
+    scored = [(one.received, one) for one in rounds if one.received is not None]
+    last = scored[-1][0] if scored else None
+    best = max(scored, key=lambda pair: pair[0].mean, default=None)
+    planned = recipe.get("rounds")
+    known = len(partition.clients) if partition else len(last.per_client) if last else 0
+    totals = [(one.traffic.down_bytes, one.traffic.up_bytes) for one in rounds]
+    return {
+        "method": _name(recipe, "method"),
+        "dataset": _name(recipe, "data"),
+        "partition_name": _name(recipe, "partition"),
+        "backbone": _name(recipe, "backbone"),
+        "seed": int(recipe.get("seed", 0)),
+        "clients": known,
+        "planned_rounds": planned if isinstance(planned, int) else None,
+        "scores": last,
+        "after": None,
+        "deployed": next((one.deployed for one in reversed(rounds) if one.deployed), None),
+        "best_round": best[1].number if best else None,
+        "best_mean": best[0].mean if best else None,
+        "traffic": Traffic(
+            rounds[-1].traffic.down_floats,
+            rounds[-1].traffic.up_floats,
+            *(sum(each) for each in zip(*totals, strict=True)),
+        ),
+        "seconds": sum(one.seconds for one in rounds),
+        "images_per_second": None,
+    }
+
+
+def _round(raw: Json) -> Round:
+    return Round(
+        number=int(raw["round"]),
+        clients=_integers(raw["clients"]),
+        loss=_number(raw.get("loss")),
+        received=_scores(raw.get("received")),
+        trained=_scores(raw.get("trained")),
+        deployed=_numbers(raw["deployed"]) if raw.get("deployed") else None,
+        measures=_numbers(raw.get("measures") or {}),
+        traffic=_traffic(raw["traffic"]),
+        seconds=float(raw["seconds"]),
+    )
+
+
+def _scores(raw: Json | None) -> Scores | None:
+    """Return the scores, or None where nothing was measured (no client with test images)."""
+    if raw is None or _number(raw["mean"]) is None:
+        return None
+    per_client = tuple(_number(value) for value in raw["per_client"])
+    return Scores(float(raw["mean"]), float(raw["weighted"]), float(raw["worst"]), float(raw["p10"]), per_client)
+
+
+def _traffic(raw: Json) -> Traffic:
+    return Traffic(*(int(raw[key]) for key in ("down_floats", "up_floats", "down_bytes", "up_bytes")))
+
+
+def _number(value: Any) -> float | None:
+    """Return a finite float, or None: a diverged loss is written as NaN and cannot be drawn."""
+    return float(value) if value is not None and math.isfinite(float(value)) else None
+
+
+def _numbers(raw: Json) -> dict[str, float]:
+    return {str(key): float(value) for key, value in raw.items() if _number(value) is not None}
+
+
+def _integers(raw: Any) -> tuple[int, ...]:
+    return tuple(int(value) for value in raw)
+
+
+def _texts(raw: Any) -> tuple[str, ...]:
+    return tuple(str(value) for value in raw)
+
+
+def _name(recipe: Json, table: str) -> str:
+    """Return the `name` a recipe's table gives, or a question mark."""
+    found = recipe.get(table)
+    return str(found.get("name", "?")) if isinstance(found, dict) else "?"
+
+
+def _why(error: Exception) -> str:
+    return f"it has no {error}" if isinstance(error, KeyError) else str(error)

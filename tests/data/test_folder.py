@@ -1,0 +1,222 @@
+"""A user's own photographs: layouts, odd files, corrupt files, the split and the cache."""
+
+import logging
+import os
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from promptfed.data import folder as module
+from promptfed.data import open_dataset
+from promptfed.data.folder import decode, scan
+from promptfed.data.split import stratified
+from promptfed.errors import PromptFedError
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROMPTFED_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "pets"
+
+
+def put(path: Path, level: int = 0) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (8, 6), (level, 0, 0)).save(path)
+    return path
+
+
+def test_classes_in_folders(root: Path) -> None:
+    for n, name in enumerate(("dog/b.PNG", "cat/a.bmp", "dog/a.webp", "cat/c.JPEG", "cat/b.jpg")):
+        put(root / name, 10 * n)
+    (root / "cat" / "notes.txt").write_text("ignored")
+    (root / ".hidden").mkdir()
+    data = open_dataset(f"folder:{root}", size=4, test_fraction=0)
+    assert data.images.shape == (5, 4, 4, 3)
+    assert data.classes == ("cat", "dog")
+    assert data.labels.tolist() == [0, 0, 0, 1, 1]
+    assert data.images[[0, 4], 0, 0].tolist() == [[10, 0, 0], [0, 0, 0]]
+    assert not data.test.any()
+    assert (data.name, data.domain_names, set(data.domains.tolist())) == ("pets", ("pets",), {0})
+
+
+def test_domains_of_classes_in_folders(root: Path) -> None:
+    for domain, classes in {"sketch": "ab", "photo": "bc"}.items():
+        for name in classes:
+            put(root / domain / name / "0.png")
+    data = open_dataset(f"folder:{root}")
+    assert data.classes == ("a", "b", "c")
+    assert data.domain_names == ("photo", "sketch")
+    assert data.domains.tolist() == [0, 0, 1, 1]
+    assert data.labels.tolist() == [1, 2, 0, 1]
+
+
+@pytest.mark.parametrize("domain", ["", "web"])
+def test_folders_train_and_test_are_the_official_split(root: Path, domain: str) -> None:
+    for split, count in (("train", 3), ("test", 2)):
+        for n in range(count):
+            put(root / split / domain / "cat" / f"{n}.png")
+    data = open_dataset(f"folder:{root}", test_fraction=0.5)
+    assert data.test.tolist() == [False, False, False, True, True]
+    assert data.domain_names == (domain or "pets",)
+
+
+def test_val_stands_in_for_test_and_gives_way_to_it(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("train/cat/0.png", "train/cat/1.png", "val/cat/0.png"):
+        put(root / name)
+    assert [photo.test for photo in scan(root)] == [False, False, True]
+    put(root / "test" / "cat" / "0.png")
+    with caplog.at_level(logging.WARNING, "promptfed"):
+        assert [photo.path.parts[-3] for photo in scan(root)] == ["train", "train", "test"]
+    assert f"{root / 'val'} is left out" in caplog.text
+
+
+def test_a_class_only_in_test_is_an_error(root: Path) -> None:
+    put(root / "train" / "cat" / "0.png")
+    put(root / "test" / "dog" / "0.png")
+    with pytest.raises(PromptFedError, match=r'Class "dog" of .* has no training images'):
+        scan(root)
+
+
+def test_an_empty_class_folder_is_named(root: Path) -> None:
+    put(root / "cat" / "0.png")
+    (root / "dog").mkdir()
+    with pytest.raises(PromptFedError, match=r"The class folder .*dog holds no images"):
+        scan(root)
+
+
+def test_an_empty_class_folder_of_a_domain_is_named(root: Path) -> None:
+    put(root / "web" / "cat" / "0.png")
+    (root / "web" / "dog").mkdir()
+    with pytest.raises(PromptFedError, match=r"The class folder .*web.dog holds no images"):
+        scan(root)
+
+
+def test_mixed_layouts_are_an_error(root: Path) -> None:
+    put(root / "cat" / "0.png")
+    put(root / "web" / "dog" / "0.png")
+    with pytest.raises(PromptFedError, match="mixes two layouts"):
+        scan(root)
+
+
+def test_no_folder_and_no_classes_are_errors(root: Path) -> None:
+    with pytest.raises(PromptFedError, match="There is no folder"):
+        open_dataset(f"folder:{root}")
+    put(root / "0.png")
+    with pytest.raises(PromptFedError, match="holds no folders"):
+        open_dataset(f"folder:{root}")
+
+
+@pytest.mark.parametrize(
+    ("mode", "colour", "expected"),
+    [
+        ("L", 40, [40, 40, 40]),
+        ("1", 1, [255, 255, 255]),
+        ("LA", (40, 0), [255, 255, 255]),
+        ("RGBA", (40, 0, 0, 0), [255, 255, 255]),
+        ("RGBA", (40, 0, 0, 255), [40, 0, 0]),
+        ("I;16", 40 * 256, [40, 40, 40]),
+    ],
+)
+def test_every_kind_of_pixel_becomes_rgb(
+    tmp_path: Path, mode: str, colour: int | tuple[int, ...], expected: list[int]
+) -> None:
+    Image.new(mode, (5, 5), colour).save(tmp_path / "a.png")
+    assert decode(tmp_path / "a.png", 3)[1, 1].tolist() == expected
+
+
+def test_palette_images_with_a_transparent_entry(tmp_path: Path) -> None:
+    image = Image.new("P", (4, 4), 1)
+    image.putpalette([0, 0, 0, 10, 20, 30])
+    image.save(tmp_path / "solid.png")
+    image.save(tmp_path / "clear.png", transparency=1)
+    assert decode(tmp_path / "solid.png", 4)[0, 0].tolist() == [10, 20, 30]
+    assert decode(tmp_path / "clear.png", 4)[0, 0].tolist() == [255, 255, 255]
+
+
+def test_a_photograph_taken_sideways_is_turned_upright(tmp_path: Path) -> None:
+    image = Image.new("RGB", (8, 8))
+    image.paste((255, 255, 255), (0, 0, 8, 4))  # white on top as stored
+    exif = Image.Exif()
+    exif[0x0112] = 3  # stored upside down
+    image.save(tmp_path / "a.png", exif=exif)
+    assert decode(tmp_path / "a.png", 8)[[0, 7], 4, 0].tolist() == [0, 255]
+
+
+def test_a_corrupt_image_is_named(root: Path) -> None:
+    put(root / "cat" / "0.png")
+    bad = put(root / "cat" / "1.png")
+    bad.write_bytes(bad.read_bytes()[:40])
+    with pytest.raises(PromptFedError, match=r"1\.png cannot be read .*set data\.skip_corrupt=true to leave it out"):
+        open_dataset(f"folder:{root}")
+
+
+def test_corrupt_images_may_be_left_out_and_are_counted(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for n in range(3):
+        put(root / "cat" / f"{n}.png", 10 * n)
+    (root / "cat" / "1.png").write_bytes(b"not an image")
+    with caplog.at_level(logging.WARNING, "promptfed"):
+        data = open_dataset(f"folder:{root}", skip_corrupt=True)
+    assert data.images[:, 0, 0, 0].tolist() == [0, 20]
+    assert f"1 of 3 images in {root} are corrupt" in caplog.text
+    with pytest.raises(PromptFedError, match=r"1\.png"):
+        open_dataset(f"folder:{root}", skip_corrupt=False)
+
+
+def test_a_class_of_corrupt_images_only_is_an_error(root: Path) -> None:
+    put(root / "cat" / "0.png")
+    put(root / "dog" / "0.png").write_bytes(b"not an image")
+    with pytest.raises(PromptFedError, match=r'Class "dog" .* has no readable training image left'):
+        open_dataset(f"folder:{root}", skip_corrupt=True)
+
+
+def test_the_second_load_decodes_nothing_until_a_file_changes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: Counter[str] = Counter()
+
+    def counting(path: Path, size: int) -> object:
+        decoded[path.name] += 1
+        return decode(path, size)
+
+    monkeypatch.setattr(module, "decode", counting)
+    for n in range(3):
+        put(root / "cat" / f"{n}.png", n)
+    first = open_dataset(f"folder:{root}")
+    again = open_dataset(f"folder:{root}")
+    assert (first.images == again.images).all()
+    assert decoded == {"0.png": 1, "1.png": 1, "2.png": 1}
+    open_dataset(f"folder:{root}", size=16)
+    assert decoded["1.png"] == 2
+    put(root / "cat" / "1.png", 77)
+    os.utime(root / "cat" / "1.png", ns=(1, 1))
+    assert open_dataset(f"folder:{root}").images[1, 0, 0, 0] == 77
+
+
+@given(
+    groups=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=60),
+    fraction=st.floats(0, 1),
+    seed=st.integers(0, 5),
+)
+def test_the_split_is_stratified_and_leaves_something_to_train_on(
+    groups: list[tuple[int, int]], fraction: float, seed: int
+) -> None:
+    domains, labels = np.array(groups, np.int64).T
+    test = stratified(labels, domains, fraction, seed)
+    assert (test == stratified(labels, domains, fraction, seed)).all()
+    for domain, label in set(groups):
+        mine = test[(domains == domain) & (labels == label)]
+        assert int(mine.sum()) == min(int(len(mine) * fraction + 0.5), len(mine) - 1)
+
+
+def test_another_seed_tests_on_other_images() -> None:
+    labels = np.repeat(np.arange(2), 50)
+    one, two = (stratified(labels, labels * 0, 0.2, seed) for seed in (0, 1))
+    assert one.sum() == two.sum() == 20
+    assert (one != two).any()

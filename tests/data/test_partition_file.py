@@ -1,0 +1,200 @@
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from promptfed.data.dataset import Dataset
+from promptfed.data.partition import Partition, make_partition
+from promptfed.errors import PromptFedError
+
+
+def dataset_of(labels: list[int], domains: list[int]) -> Dataset:
+    """Two classes and two domains; the last two images are for testing."""
+    return Dataset(
+        name="toy",
+        images=np.zeros((len(labels), 1, 1, 3), dtype=np.uint8),
+        labels=np.array(labels),
+        test=np.arange(len(labels)) >= len(labels) - 2,
+        classes=("class 0", "class 1"),
+        domains=np.array(domains),
+        domain_names=("domain 0", "domain 1"),
+    )
+
+
+def small() -> tuple[Partition, Dataset]:
+    dataset = dataset_of([0, 1, 0, 1, 1, 0], [0, 1, 1, 0, 0, 1])
+    return Partition("mine", (np.array([2, 0]), np.array([1, 3])), (np.array([4]), np.zeros(0, np.int64))), dataset
+
+
+def test_value_is_sorted_read_only_and_counted() -> None:
+    partition, dataset = small()
+    assert [part.tolist() for part in partition.train] == [[0, 2], [1, 3]]
+    assert partition.counts(dataset).tolist() == [[2, 0], [0, 2]]
+    assert partition.counts(dataset).dtype == np.int64
+    assert partition == small()[0]
+    assert len({partition, small()[0]}) == 1
+    assert partition != replace(partition, test=partition.test[::-1])
+    with pytest.raises(ValueError, match="read-only"):
+        partition.train[0][0] = 5
+
+
+def test_hash_is_sha256_of_little_endian_counts_and_indices() -> None:
+    # SHA-256 of 2 | 2 0 2 | 1 4 | 2 1 3 | 0 as 64-bit little-endian integers
+    expected = "sha256:d9191abefb08fe14e07a6858d3a930cdd47b850387dad468d643a6eea8ae29bb"
+    partition = small()[0]
+    assert partition.hash == expected
+    narrow = replace(partition, train=tuple(part.astype(">i4") for part in partition.train))
+    assert narrow.hash == expected
+    moved = replace(partition, train=(partition.train[0], partition.train[1][:1]))
+    assert moved.hash != expected
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "sentence"),
+    [
+        ([[0], []], [[], []], "leaves client 1 of 2 without a training image"),
+        ([[0], [1]], [[], [0]], "uses image 0 more than once"),
+        ([[0, 0]], [[]], "uses image 0 more than once"),
+        ([[-1]], [[]], "uses image -1"),
+        ([[0]], [], "1 training and 0 test lists"),
+        ([], [], "0 training and 0 test lists"),
+    ],
+)
+def test_a_broken_value_is_refused(train: list[list[int]], test: list[list[int]], sentence: str) -> None:
+    with pytest.raises(PromptFedError, match=sentence):
+        Partition("x", tuple(map(np.array, train)), tuple(map(np.array, test)))
+
+
+def test_file_says_what_the_report_needs(tmp_path: Path) -> None:
+    partition, dataset = small()
+    partition.save(tmp_path / "new" / "partition.json", dataset)
+    assert json.loads((tmp_path / "new" / "partition.json").read_text()) == {
+        "name": "mine",
+        "hash": partition.hash,
+        "dataset": "toy",
+        "images": 6,
+        "classes": ["class 0", "class 1"],
+        "domain_names": ["domain 0", "domain 1"],
+        "clients": [
+            {"train": [0, 2], "test": [4], "counts": [2, 0], "domains": [1, 1]},
+            {"train": [1, 3], "test": [], "counts": [0, 2], "domains": [1, 1]},
+        ],
+    }
+    assert [file.name for file in (tmp_path / "new").iterdir()] == ["partition.json"]
+
+
+def edited(path: Path, change: Mapping[str, object], client: Mapping[str, object] | None = None) -> None:
+    document = json.loads(path.read_text())
+    document.update(change)
+    document["clients"][0].update(client or {})
+    path.write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("change", "client", "sentence"),
+    [
+        ({}, {"train": [0]}, "torn or edited"),
+        ({}, {"train": [2, 0]}, "torn or edited"),
+        ({}, {"test": [5]}, "torn or edited"),
+        ({}, {"train": [0, True]}, "torn or edited"),
+        ({}, {"train": [0, 2.0]}, "torn or edited"),
+        ({}, {"train": [-1]}, "torn or edited"),
+        ({}, {"train": [2**70]}, "torn or edited"),
+        ({}, {"train": None}, "torn or edited"),
+        ({}, {"train": {}}, "torn or edited"),
+        ({}, {"train": "02"}, "torn or edited"),
+        ({}, {"counts": [1, 1]}, "do not fit the labels"),
+        ({"hash": "sha256:0"}, {}, "torn or edited"),
+        ({"name": 3}, {}, "torn or edited"),
+        ({"dataset": "cifar10"}, {}, 'splits the data set "cifar10" with 6 images, not "toy" with 6 images'),
+        ({"images": 7}, {}, 'splits the data set "toy" with 7 images, not "toy" with 6 images'),
+    ],
+)
+def test_edits_are_noticed(tmp_path: Path, change: dict[str, object], client: dict[str, object], sentence: str) -> None:
+    partition, dataset = small()
+    path = tmp_path / "partition.json"
+    partition.save(path, dataset)
+    edited(path, change, client)
+    with pytest.raises(PromptFedError, match=sentence) as caught:
+        Partition.load(path, dataset)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"{}", b"3", b"\xff\xfe", b'{"name": "x"}', b"[" * 100_000])
+def test_other_files_are_refused(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "partition.json"
+    path.write_bytes(text)
+    with pytest.raises(PromptFedError, match="torn or edited"):
+        Partition.load(path, small()[1])
+
+
+def test_every_torn_end_is_noticed(tmp_path: Path) -> None:
+    partition, dataset = small()
+    path = tmp_path / "partition.json"
+    partition.save(path, dataset)
+    whole = path.read_bytes()
+    for length in range(len(whole) - 2):
+        path.write_bytes(whole[:length])
+        with pytest.raises(PromptFedError, match="torn or edited"):
+            Partition.load(path, dataset)
+
+
+def test_images_beyond_the_data_set_and_changed_labels(tmp_path: Path) -> None:
+    partition, dataset = small()
+    path = tmp_path / "partition.json"
+    larger = dataset_of([0, 1] * 10, [0] * 20)
+    replace(partition, test=(np.array([19]), np.array([18]))).save(path, larger)
+    edited(path, {"images": 6})
+    with pytest.raises(PromptFedError, match='beyond the 6 of "toy"'):
+        Partition.load(path, dataset)
+    partition.save(path, dataset)
+    with pytest.raises(PromptFedError, match="do not fit the labels"):
+        Partition.load(path, replace(dataset, labels=1 - dataset.labels))
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    partition, dataset = small()
+    path = tmp_path / "partition.json"
+    partition.save(path, dataset)
+    before = path.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(PromptFedError, match=r"cannot be written: No space left on device\."):
+        replace(partition, name="other").save(path, dataset)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["partition.json"]
+    with pytest.raises(PromptFedError, match="cannot be written"):
+        partition.save(path / "below" / "partition.json", dataset)
+
+
+def test_a_reader_with_the_old_file_open_keeps_the_old_file(tmp_path: Path) -> None:
+    partition, dataset = small()
+    path = tmp_path / "partition.json"
+    partition.save(path, dataset)
+    with path.open() as reader:
+        replace(partition, name="other").save(path, dataset)
+        assert json.load(reader)["name"] == "mine"
+    assert Partition.load(path, dataset).name == "other"
+
+
+def test_missing_and_unreadable_files(tmp_path: Path) -> None:
+    with pytest.raises(PromptFedError, match="There is no partition file"):
+        Partition.load(tmp_path / "none.json", small()[1])
+    with pytest.raises(PromptFedError, match="cannot be read"):
+        Partition.load(tmp_path, small()[1])
+
+
+def test_wrong_number_of_clients_for_a_file_and_negative_seed(tmp_path: Path) -> None:
+    partition, dataset = small()
+    partition.save(tmp_path / "p.json", dataset)
+    with pytest.raises(PromptFedError, match=r"has 2 clients; use 2 clients, not 3\."):
+        make_partition(f"file:{tmp_path / 'p.json'}", {}, dataset, 3, 0)
+    with pytest.raises(PromptFedError, match="seed must be a whole number from 0, not -1"):
+        make_partition("iid", {}, dataset, 2, -1)

@@ -1,0 +1,137 @@
+"""Small fake run folders: the files a run writes, with numbers made up by a formula."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+CLASSES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+DOMAINS = ("studio", "street")
+
+MakeRun = Callable[..., Path]
+
+
+def scores(level: float, clients: int) -> dict[str, Any]:
+    """Accuracies around `level`; client c is c % 5 percent points away from it."""
+    per_client = [round(level + 0.02 * (client * 7 % 5 - 2), 4) for client in range(clients)]
+    ordered = sorted(per_client)
+    middle = sum(per_client) / clients
+    p10 = ordered[max(0, clients // 10)]
+    return {"mean": middle, "weighted": middle + 0.001, "worst": ordered[0], "p10": p10, "per_client": per_client}
+
+
+def one_round(number: int, level: float, clients: int, floats: int) -> dict[str, Any]:
+    """One line of rounds.jsonl, evaluated in every second round and in the first."""
+    chosen = [client for client in range(clients) if (client + number) % 2 == 0]
+    shown = number == 1 or number % 2 == 0
+    trained = scores(level + 0.03, clients)
+    trained["per_client"] = [value if c in chosen else None for c, value in enumerate(trained["per_client"])]
+    return {
+        "round": number,
+        "clients": chosen,
+        "loss": 2.0 / number,
+        "received": scores(level, clients) if shown else None,
+        "trained": trained if shown else None,
+        "deployed": {"all": level - 0.1, "studio": level, "street": level - 0.2} if shown else None,
+        "measures": {"prompt_drift": 0.1 / number},
+        "traffic": {
+            "down_floats": floats,
+            "up_floats": floats,
+            "down_bytes": 4 * floats * len(chosen),
+            "up_bytes": 4 * floats * len(chosen),
+        },
+        "seconds": 1.5,
+    }
+
+
+def summary(options: dict[str, Any], rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """The summary.json that fits the rounds."""
+    last = next(one for one in reversed(rounds) if one["received"])
+    total = sum(one["traffic"]["down_bytes"] for one in rounds)
+    floats, level = options["floats"], options["level"]
+    return {
+        "method": options["method"],
+        "dataset": options["dataset"],
+        "partition": "dirichlet",
+        "backbone": "cnn",
+        "seed": options["seed"],
+        "clients": options["clients"],
+        "rounds": options["rounds"],
+        "device": "cpu",
+        "accuracy": {
+            **last["received"],
+            "round": last["round"],
+            "best_round": last["round"],
+            "best_mean": last["received"]["mean"],
+            "before": last["received"],
+            "after": scores(level + 0.03, options["clients"]),
+            "deployed": last["deployed"],
+        },
+        "traffic": {"down_floats": floats, "up_floats": floats, "down_bytes": total, "up_bytes": total},
+        "seconds": 1.5 * options["rounds"],
+        "images_per_second": 1234.5,
+        "recipe_hash": "sha256:0",
+        "partition_hash": "sha256:1",
+    }
+
+
+def partition(clients: int) -> dict[str, Any]:
+    """Client c holds three neighbouring classes, most of class c."""
+    rows = []
+    for client in range(clients):
+        counts = [0] * len(CLASSES)
+        for step, images in enumerate((60, 30, 10)):
+            counts[(client + step) % len(CLASSES)] = images
+        rows.append({"train": [], "test": [0] * 20, "counts": counts, "domains": [70, 30] if client % 2 else [0, 100]})
+    head = {"name": "dirichlet", "hash": "sha256:1", "classes": list(CLASSES), "domain_names": list(DOMAINS)}
+    return head | {"clients": rows}
+
+
+def recipe(options: dict[str, Any]) -> str:
+    """A resolved recipe."""
+    return (
+        f"seed = {options['seed']}\nrounds = {options['rounds']}\n\n"
+        f'[method]\nname = "{options["method"]}"\nlr = {options["lr"]}\n\n[data]\nname = "{options["dataset"]}"\n\n'
+        f'[partition]\nname = "dirichlet"\nalpha = {options["alpha"]}\nclients = {options["clients"]}\n\n'
+        '[backbone]\nname = "cnn"\n\n[fleet]\nname = "stacked"\n'
+    )
+
+
+def write_run(folder: Path, **changes: Any) -> Path:
+    """Write one run folder; `done` is how many rounds are in it, all of them unless told."""
+    options: dict[str, Any] = {
+        "method": "pfedpt", "dataset": "fashion-shops", "seed": 0, "clients": 4, "rounds": 6, "level": 0.8, "lr": 0.1,
+        "alpha": 0.3, "floats": 7680, "pictures": 0,
+    } | changes  # fmt: skip
+    done, clients = options.get("done", options["rounds"]), options["clients"]
+    rounds = []
+    for number in range(1, done + 1):
+        level = options["level"] - 0.4 * (1 - number / options["rounds"]) ** 2
+        rounds.append(one_round(number, level, clients, options["floats"]))
+    folder.mkdir(parents=True)
+    (folder / "recipe.toml").write_text(recipe(options), encoding="utf-8")
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rounds), encoding="utf-8")
+    (folder / "partition.json").write_text(json.dumps(partition(clients)), encoding="utf-8")
+    env = {"promptfed": "0.1.0", "python": "3.11.7", "torch": "2.13.0", "device": "cpu", "threads": 2}
+    (folder / "env.json").write_text(json.dumps(env), encoding="utf-8")
+    if done == options["rounds"]:
+        (folder / "summary.json").write_text(json.dumps(summary(options, rounds)), encoding="utf-8")
+    for client in range(options["pictures"]):
+        picture = Image.new("RGB", (32, 32), (40 * client % 256, 120, 200))
+        picture.paste((128, 128, 128), (4, 4, 28, 28))
+        (folder / "pictures").mkdir(exist_ok=True)
+        picture.save(folder / "pictures" / f"frame-client-{client:03d}.png")
+    return folder
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> MakeRun:
+    """Return `make(name, **changes) -> Path`, which writes a run folder under the test's own folder."""
+
+    def make(name: str, **changes: Any) -> Path:
+        return write_run(tmp_path / name, **changes)
+
+    return make

@@ -1,0 +1,243 @@
+"""The comparison of runs, with exact small values."""
+
+import ast
+import csv
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+import promptfed.report
+from promptfed.errors import PromptFedError
+from promptfed.report import compare, headline, read_run
+from promptfed.report.tables import Table, human_bytes
+
+MakeRun = Callable[..., Path]
+
+
+def column(table: Table, title: str) -> list[str]:
+    """The texts of one column."""
+    index = [one.title for one in table.columns].index(title)
+    return [row[index].text for row in table.rows]
+
+
+def bold(table: Table, title: str) -> list[bool]:
+    """Which cells of one column are best."""
+    index = [one.title for one in table.columns].index(title)
+    return [row[index].best for row in table.rows]
+
+
+def edit(path: Path, change: Callable[[Any], None]) -> None:
+    """Change a JSON file in place."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    change(found)
+    path.write_text(json.dumps(found), encoding="utf-8")
+
+
+def test_one_run_has_every_column_with_its_value(make_run: MakeRun) -> None:
+    table = compare([read_run(make_run("a", level=0.8, floats=7680))])
+    titles = "method mean worst p10 weighted after deployed best down up seconds"
+    assert [one.title for one in table.columns] == titles.split()
+    texts = [cell.text for cell in table.rows[0]]
+    accuracies = ["79.50", "76.00", "76.00", "79.60", "82.50", "70.00", "79.50 @ 6"]
+    assert texts == ["pfedpt", *accuracies, "30.7 kB (7,680 floats)", "30.7 kB (7,680 floats)", "9.0"]
+    assert not any(cell.best for cell in table.rows[0])
+
+
+def test_seeds_are_pooled_with_the_sample_deviation(make_run: MakeRun) -> None:
+    runs = [read_run(make_run(f"s{seed}", seed=seed, level=0.8 + 0.02 * seed)) for seed in (2, 0, 1)]
+    table = compare(runs)
+    assert column(table, "method") == ["pfedpt (n=3)"]
+    assert column(table, "mean") == ["81.50 ± 2.00"]
+    assert column(table, "best") == ["81.50 ± 2.00 @ 6"]
+
+
+def test_the_same_seed_twice_is_not_a_second_seed(make_run: MakeRun) -> None:
+    table = compare([read_run(make_run("a")), read_run(make_run("b"))])
+    assert column(table, "method") == ["pfedpt [a]", "pfedpt [b]"]
+
+
+def test_an_unfinished_seed_is_not_pooled_and_not_best(make_run: MakeRun) -> None:
+    runs = [
+        read_run(make_run("a", level=0.7)),
+        read_run(make_run("b", seed=1, level=0.95, done=4)),
+        read_run(make_run("c", method="fedavg", level=0.6)),
+    ]
+    table = compare(runs)
+    assert column(table, "method") == ["pfedpt", "pfedpt (unfinished)", "fedavg"]
+    assert bold(table, "mean") == [True, False, False]
+    assert column(table, "after")[1] == "–"
+
+
+def test_the_best_is_bold_and_less_traffic_is_better(make_run: MakeRun) -> None:
+    table = compare(
+        [read_run(make_run("a", floats=100)), read_run(make_run("b", method="fedavg", level=0.7, floats=9))]
+    )
+    assert bold(table, "mean") == [True, False]
+    assert bold(table, "down") == [False, True]
+    assert bold(table, "seconds") == [False, False], "a tie of all has no winner"
+
+
+def test_settings_appear_when_they_differ_and_each_has_its_own_best(make_run: MakeRun) -> None:
+    runs = [
+        read_run(make_run("a", level=0.8)),
+        read_run(make_run("b", method="fedavg", level=0.7)),
+        read_run(make_run("c", level=0.5, dataset="office", clients=6)),
+        read_run(make_run("d", method="fedavg", level=0.4, dataset="office", clients=6)),
+    ]
+    table = compare(runs)
+    assert [one.title for one in table.columns][:3] == ["method", "data set", "clients"]
+    assert column(table, "data set") == ["fashion-shops", "fashion-shops", "office", "office"]
+    assert bold(table, "mean") == [True, False, True, False]
+
+
+def test_namesakes_are_told_apart_by_what_differs(make_run: MakeRun) -> None:
+    runs = [read_run(make_run("a", lr=0.1)), read_run(make_run("b", lr=0.5)), read_run(make_run("c", alpha=9, lr=0.1))]
+    table = compare(runs)
+    assert column(table, "method") == ["pfedpt (lr=0.1)", "pfedpt (lr=0.5)", "pfedpt (lr=0.1)"]
+    assert column(table, "partition") == ["dirichlet (alpha=0.3)", "dirichlet (alpha=0.3)", "dirichlet (alpha=9)"]
+
+
+def test_headline_counts_the_whole_run(make_run: MakeRun) -> None:
+    table = headline([read_run(make_run("a", floats=100, rounds=6))])
+    assert [one.title for one in table.columns] == ["method", "mean", "worst client", "traffic"]
+    # Two of four clients in each of six rounds, 400 bytes each way.
+    assert [cell.text for cell in table.rows[0]] == ["pfedpt", "79.50", "76.00", "9.6 kB"]
+
+
+def test_markdown_is_a_table_with_a_legend(make_run: MakeRun) -> None:
+    runs = [read_run(make_run("a")), read_run(make_run("b", method="a|b", level=0.7))]
+    lines = headline(runs).to_markdown().splitlines()
+    assert lines[:2] == ["| method | mean | worst client | traffic |", "|---|---:|---:|---:|"]
+    assert lines[2] == "| pfedpt | **79.50** | **76.00** | 737 kB |"
+    assert lines[3] == "| a\\|b | 69.50 | 66.00 | 737 kB |"
+    assert lines[5].startswith("mean: accuracy in percent")
+    assert lines[5].endswith("Bold: best of its column.")
+
+
+def test_latex_is_booktabs_and_escaped(make_run: MakeRun) -> None:
+    runs = [read_run(make_run(f"s{seed}", seed=seed, method="p_50%")) for seed in (0, 1)]
+    text = headline(runs).to_latex()
+    assert r"\begin{tabular}{lrrr}" in text
+    assert r"\toprule" in text
+    assert r"\bottomrule" in text
+    assert r"p\_50\% (n=2) & 79.50 $\pm$ 0.00 & 76.00 $\pm$ 0.00 & 737 kB \\" in text
+
+
+def test_csv_holds_plain_numbers(make_run: MakeRun) -> None:
+    runs = [read_run(make_run(f"s{seed}", seed=seed, level=0.8 + 0.02 * seed, floats=10)) for seed in (0, 1)]
+    (row,) = csv.DictReader(io.StringIO(compare(runs).to_csv()))
+    assert (row["method"], row["seeds"], row["mean"], row["mean_std"]) == ("pfedpt", "2", "80.50", "1.41")
+    assert (row["down_bytes"], row["up_floats"], row["best_round"], row["seconds"]) == ("40", "10", "6", "9.0")
+
+
+def test_rich_shows_the_same_texts(make_run: MakeRun) -> None:
+    console = Console(width=200, file=io.StringIO(), record=True)
+    console.print(headline([read_run(make_run("a", method="[red]x"))]).to_rich())
+    shown = console.export_text()
+    assert "79.50" in shown
+    assert "[red]x" in shown
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (30720, "30.7 kB"), (999_600, "1 MB"), (2e15, "2,000 TB")],
+)
+def test_human_bytes(size: float, text: str) -> None:
+    assert human_bytes(size) == text
+
+
+@settings(deadline=None)
+@given(st.integers(0, 10**14))
+def test_human_bytes_keeps_three_digits(size: int) -> None:
+    number, unit = human_bytes(size).split()
+    factor = 1000 ** ("B", "kB", "MB", "GB", "TB").index(unit)
+    assert float(number) * factor == pytest.approx(size, rel=0.006, abs=0.5)
+
+
+def test_a_torn_last_line_is_ignored(make_run: MakeRun) -> None:
+    folder = make_run("a", done=3)
+    with (folder / "rounds.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"round": 4, "clie')
+    assert [one.number for one in read_run(folder).rounds] == [1, 2, 3]
+
+
+def test_an_unfinished_run_is_read_from_its_rounds(make_run: MakeRun) -> None:
+    run = read_run(make_run("a", done=3, seed=7, floats=10))
+    assert (run.finished, run.method, run.seed, run.clients, run.planned_rounds) == (False, "pfedpt", 7, 4, 6)
+    assert run.scores == run.rounds[1].received, "round 3 was not an evaluation round"
+    assert (run.best_round, run.traffic.down_bytes, run.down_bytes, run.seconds) == (2, 240, 40.0, 4.5)
+
+
+def test_a_client_without_test_images_and_a_diverged_loss_are_read(make_run: MakeRun) -> None:
+    folder = make_run("a")
+    edit(folder / "summary.json", lambda found: found["accuracy"]["per_client"].__setitem__(1, None))
+    lines = (folder / "rounds.jsonl").read_text(encoding="utf-8").replace('"loss": 2.0,', '"loss": NaN,')
+    (folder / "rounds.jsonl").write_text(lines, encoding="utf-8")
+    run = read_run(folder)
+    assert run.scores is not None
+    assert run.scores.per_client[1] is None
+    assert run.rounds[0].loss is None
+
+
+def damage(folder: Path, name: str, text: str | None) -> None:
+    """Overwrite a file, or remove it."""
+    (folder / name).unlink()
+    if text is not None:
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("recipe.toml", None, "is no run folder, it has no recipe.toml"),
+        ("recipe.toml", "seed = ", "is not valid TOML"),
+        ("rounds.jsonl", None, "has no finished round yet"),
+        ("rounds.jsonl", "", "has no finished round yet"),
+        ("rounds.jsonl", '{"torn\n{"round": 2}\n', "line 1 is not valid JSON"),
+        ("rounds.jsonl", '{"round": 1}\n', "line 1, is not a round: it has no 'clients'"),
+        ("summary.json", "{}", "is not a summary: it has no 'accuracy'"),
+        ("summary.json", "[]", "must hold one JSON object"),
+        ("partition.json", '{"clients": [{}]}', "is not a partition: it has no 'counts'"),
+        ("env.json", "{", "is not valid JSON"),
+    ],
+)
+def test_a_damaged_folder_is_explained(make_run: MakeRun, name: str, text: str | None, sentence: str) -> None:
+    folder = make_run("a")
+    damage(folder, name, text)
+    with pytest.raises(PromptFedError) as caught:
+        read_run(folder)
+    assert sentence in str(caught.value)
+
+
+def test_a_folder_of_runs_names_the_run_inside(make_run: MakeRun, tmp_path: Path) -> None:
+    inner = make_run("a")
+    with pytest.raises(PromptFedError) as caught:
+        read_run(tmp_path)
+    assert f'did you mean "{inner}"?' in str(caught.value)
+    with pytest.raises(PromptFedError, match="There is no run folder at"):
+        read_run(tmp_path / "none")
+
+
+def test_nothing_to_compare_is_explained() -> None:
+    with pytest.raises(PromptFedError, match="at least one run folder"):
+        compare([])
+
+
+def test_the_report_imports_neither_torch_nor_the_rest_of_the_package() -> None:
+    allowed = ("promptfed.errors", "promptfed.progress", "promptfed.report", "rich", "jinja2", "markupsafe")
+    for path in Path(promptfed.report.__path__[0]).glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                assert name.startswith(allowed) or name.split(".")[0] in sys.stdlib_module_names, (
+                    f"{path.name} imports {name}"
+                )
