@@ -26,7 +26,9 @@ def run_cell(out: Path, cell: str) -> str:
     command = [sys.executable, "-m", "promptfed", "run", *([] if place[0] == "--resume" else words.split()), *place]
     began = time.monotonic()
     # one thread per process: the GPU does the work, and many processes share the cores
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False
+    )
     last = (done.stderr or done.stdout).strip().splitlines()[-1:] if done.returncode else []
     return f"{name}: exit {done.returncode}, {time.monotonic() - began:.0f} s {' '.join(last)}"
 

@@ -36,7 +36,7 @@ _HOMES = {
     "run": "runner",
 }
 
-__all__ = sorted(_HOMES)  # noqa: PLE0605
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> object:

@@ -24,7 +24,10 @@ _ENGINE = ("shape", "classes")  # a backbone's fields that the data set decides
 def entries(kind: str) -> list[Entry]:
     """Return every thing of that kind: its name, what it is, and its recipe keys with their defaults."""
     if kind == "recipes":
-        return [{"name": name, "about": _comment(path), "keys": tomllib.loads(path.read_text())} for name, path in config.recipes().items()]
+        found = config.recipes().items()
+        return [
+            {"name": name, "about": _comment(path), "keys": tomllib.loads(path.read_text())} for name, path in found
+        ]
     registry: Mapping[str, type] = {
         "methods": config.methods(),
         "datasets": DATASETS,
@@ -55,11 +58,13 @@ def _keys(kind: type) -> Entry:
 def table(kind: str, rows: list[Entry]) -> Table:
     """Return the entries as a table for people."""
     shown = Table(box=None, pad_edge=False)
-    for title in ("name", "what it is", "keys"):
-        shown.add_column(title, no_wrap=title == "name")
+    shown.add_column("name", no_wrap=True)
+    shown.add_column("what it is")
+    if kind != "recipes":
+        shown.add_column("keys")
     for row in rows:
-        keys = ", ".join(row["keys"]) if kind == "recipes" else ", ".join(f"{k}={v}" for k, v in row["keys"].items())
-        shown.add_row(row["name"], row["about"], f"[dim]{keys}[/]")
+        keys = ", ".join(f"{key}={value}" for key, value in row["keys"].items())
+        shown.add_row(row["name"], row["about"], *([] if kind == "recipes" else [f"[dim]{keys}[/]"]))
     return shown
 
 

@@ -1,6 +1,6 @@
 """The conformance suite: what every method promises, proved on a toy task. Outside authors run it on theirs too.
 
-    promptfed check pkg.mine:MyMethod        or        promptfed.check_method(MyMethod(lr=0.1))
+promptfed check pkg.mine:MyMethod        or        promptfed.check_method(MyMethod(lr=0.1))
 """
 
 import dataclasses
@@ -136,10 +136,22 @@ def _names(method: Method, folder: Path) -> None:
     down = tree.row(method.download(loop.task, loop.server, torch.tensor([1])), 0)
     personal = loop.store.get(1)
     up, after = method.fit(loop.task, down, personal, loop.shards.data([1], 0, stacked=False))
-    _expect(not down.keys() & personal.keys(), f"`down` and `personal` share {sorted(down.keys() & personal.keys())}", method)
-    _expect(not up.keys() & personal.keys(), f"{sorted(up.keys() & personal.keys())} of `personal` would leave in `up`", method)
+    _expect(
+        not down.keys() & personal.keys(),
+        f"`down` and `personal` share {sorted(down.keys() & personal.keys())}",
+        method,
+    )
+    _expect(
+        not up.keys() & personal.keys(),
+        f"{sorted(up.keys() & personal.keys())} of `personal` would leave in `up`",
+        method,
+    )
     shapes = {name: value.shape for name, value in personal.items()}
-    _expect({n: v.shape for n, v in after.items()} == shapes, "`fit` must return `personal` with init_client's names and shapes", method)
+    _expect(
+        {n: v.shape for n, v in after.items()} == shapes,
+        "`fit` must return `personal` with init_client's names and shapes",
+        method,
+    )
 
 
 def _wire(method: Method, folder: Path) -> None:
@@ -160,8 +172,14 @@ def _stacked(method: Method, folder: Path) -> None:
             loop.server, line = loop.round(t)
             loop.store.seal()
             lines.append(line)
-        _expect(_same(one.server, many.server, TOLERANCE), "a stack of clients must give what one by one gives (server)", method)
-        _expect(lines[0]["received"] == lines[1]["received"], "a stack of clients must score what one by one scores", method)
+        _expect(
+            _same(one.server, many.server, TOLERANCE),
+            "a stack of clients must give what one by one gives (server)",
+            method,
+        )
+        _expect(
+            lines[0]["received"] == lines[1]["received"], "a stack of clients must score what one by one scores", method
+        )
     for client in range(len(SIZES)):
         same = _same(one.store.get(client), many.store.get(client), TOLERANCE)
         _expect(same, f"a stack of clients must give what one by one gives (client {client}'s personal tree)", method)
@@ -201,7 +219,11 @@ def _learns(method: Method, folder: Path) -> None:
         loop.server, line = loop.round(t)
         loop.store.seal()
         losses.append(line["loss"])
-    _expect(min(losses[-3:]) < losses[0], f"the loss must fall on the toy task; it went {losses[0]:.3f} to {losses[-1]:.3f}", method)
+    _expect(
+        min(losses[-3:]) < losses[0],
+        f"the loss must fall on the toy task; it went {losses[0]:.3f} to {losses[-1]:.3f}",
+        method,
+    )
 
 
 PROMISES = {

@@ -20,11 +20,21 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-data_app = typer.Typer(help="The data sets on this machine: list them, fetch one, or add an archive you have.", no_args_is_help=True)
+data_app = typer.Typer(help="The data sets on this machine: list, fetch or add an archive.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 console = Console()
 
 Dirs = Annotated[list[Path], typer.Argument(help="Run folders.", metavar="DIR...")]
+Source = Annotated[
+    str | None, typer.Argument(help="A recipe file, a shipped recipe, or a method's name.", metavar="RECIPE|METHOD")
+]
+Overrides = Annotated[list[str] | None, typer.Argument(help="Recipe keys to change.", metavar="[KEY=VALUE]...")]
+MethodName = Annotated[str, typer.Argument(help="A method's name, or a dotted path such as pkg.mine:MyMethod.")]
+
+
+def say(sentence: str) -> None:
+    """Print plain words, never wrapped or coloured: people paste paths."""
+    console.print(sentence, soft_wrap=True, highlight=False, markup=False)
 
 
 class Format(StrEnum):
@@ -48,15 +58,15 @@ class Kind(StrEnum):
 
 @app.command()
 def run(
-    source: Annotated[str | None, typer.Argument(help="A recipe file, a shipped recipe, or a method's name.", metavar="RECIPE|METHOD")] = None,
-    overrides: Annotated[list[str] | None, typer.Argument(help="Recipe keys to change.", metavar="[KEY=VALUE]...")] = None,
+    source: Source = None,
+    overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; runs/METHOD-DATASET-N if not given.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.", metavar="DIR")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:1; short for device=…")] = None,
 ) -> None:
     """Train a method and write a run folder with its numbers, checkpoint and report.
 
-    A bare method name runs on the embedded data set. Every key of the recipe can be changed; a list runs once per value:
+    A bare method name runs on the embedded data set. Every key can be changed; a list runs once per value:
 
         promptfed run pfedpt rounds=8 clients=6 partition.name=dirichlet partition.alpha=0.3 seed=[0,1,2]
 
@@ -89,7 +99,7 @@ def _guarded(folder: Path, work: Any, show: bool = True) -> None:
         raise typer.Exit(130) from None
     if show:
         _show([result.folder], Format.terminal)
-        console.print(f"Run folder {result.folder}, report {result.folder / 'report.html'}", soft_wrap=True, highlight=False)
+        say(f"Run folder {result.folder}, report {result.folder / 'report.html'}")
 
 
 def _show(folders: list[Path], form: Format) -> None:
@@ -116,8 +126,8 @@ def demo(
     folders = runner.demo(seed, out)
     console.print(headline([read_run(folder) for folder in folders]).to_rich())
     page = write_report(folders, out / "report.html")
-    console.print(f"Report: {page.resolve()}", soft_wrap=True, highlight=False)
-    console.print("Next: promptfed run pfedpt method.size=4 seed=[0,1,2] shows whether a wider frame helps.", highlight=False)
+    say(f"Report: {page.resolve()}")
+    say("Next: promptfed run pfedpt method.size=4 seed=[0,1,2] shows whether a wider frame helps.")
 
 
 @app.command()
@@ -151,7 +161,7 @@ def list_(kind: Kind, as_json: Annotated[bool, typer.Option("--json", help="Mach
 
 
 @app.command()
-def check(method: Annotated[str, typer.Argument(help="A method's name, or a dotted path such as pkg.mine:MyMethod.")]) -> None:
+def check(method: MethodName) -> None:
     """Run the conformance suite on a method: what every method must promise, on a toy task."""
     from promptfed import config
     from promptfed.checks import PROMISES, check_method
@@ -159,8 +169,8 @@ def check(method: Annotated[str, typer.Argument(help="A method's name, or a dott
     kind = config.find_method(method)
     for name, promise in PROMISES.items():
         check_method(kind(), only=name)
-        console.print(f"[green]kept[/]    {promise}", highlight=False)
-    console.print(f"{method} keeps all {len(PROMISES)} promises.", highlight=False)
+        say(f"kept    {promise}")
+    say(f"{method} keeps all {len(PROMISES)} promises.")
 
 
 @app.command()
@@ -185,7 +195,7 @@ def data_get(name: Annotated[str, typer.Argument(help="A data set's name.")]) ->
     from promptfed.data import open_dataset
 
     found = open_dataset(name)
-    console.print(f"{name}: {len(found):,} images, {len(found.classes)} classes.", highlight=False)
+    say(f"{name}: {len(found):,} images, {len(found.classes)} classes.")
 
 
 @data_app.command("add")
@@ -197,7 +207,7 @@ def data_add(
     """Take an archive that is already on disk, so that nothing is downloaded."""
     from promptfed.data import add
 
-    typer.echo(f"{name} is at {add(name, path, verify=verify)}")
+    say(f"{name} is at {add(name, path, verify=verify)}")
 
 
 def main() -> None:

@@ -165,7 +165,8 @@ def _set(content: Table, key: str, value: object) -> None:
 
 def _sweep(content: Table) -> Iterator[Table]:
     """Yield one table per combination of the list values; fields that are lists themselves stay lists."""
-    axes = [(path, value) for path, value in _leaves(content) if isinstance(value, list) and not _is_list_field(content, path)]
+    lists = [(path, value) for path, value in _leaves(content) if isinstance(value, list)]
+    axes = [(path, value) for path, value in lists if not _is_list_field(content, path)]
     for chosen in product(*(values for _, values in axes)):
         single = _copy(content)
         for (place, _), value in zip(axes, chosen, strict=True):

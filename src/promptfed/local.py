@@ -1,7 +1,7 @@
 """Local training: row-wise optimisers whose step is captured as a CUDA graph when a stack of clients lives on a GPU.
 
-An objective has `Method.loss`'s signature and returns one value per client, or `(value, new_carry)`. Clients never mix, so one
-backward of the sum gives every client its own gradient. A client whose data is used up is not `active`: its
+An objective has `Method.loss`'s signature and returns one value per client, or `(value, new_carry)`. Clients never mix, so
+one backward of the sum gives every client its own gradient. A client whose data is used up is not `active`: its
 parameters, optimiser state and carry stay as they are.
 """
 
@@ -35,8 +35,8 @@ def sgd(
 ) -> Tree:
     """Minimise `objective` over `params`; return them with the carry and, under `velocity.<name>`, the momentum.
 
-    The objective sees `hold | carry | params`. Momentum starts from `hold["velocity.<name>"]` if it is there, so it lives
-    across rounds exactly when a method keeps it. `lr` and `momentum` are numbers, or one number per parameter name.
+    The objective sees `hold | carry | params`. Momentum starts from `hold["velocity.<name>"]` if it is there, so it
+    lives across rounds exactly when a method keeps it. `lr` and `momentum` are numbers, or one per parameter name.
     """
     rule = _Sgd(_per_name(lr, params), _per_name(momentum, params), weight_decay)
     return _descend(rule, objective, task, start, params, batches, hold, carry)
@@ -201,7 +201,8 @@ def _replay(step: _Step, batches: Batches) -> None:
         index = torch.tensor(rows, device=next(iter(step.params.values())).device)
         fewer = _Step(step.rule, step.objective, step.task, step.ragged, *(_take(part, index) for part in _trees(step)))
         tensors = {
-            name: value[:, index] if name.startswith("plan.") else value[index] for name, value in batches.tensors.items()
+            name: value[:, index] if name.startswith("plan.") else value[index]
+            for name, value in batches.tensors.items()
         }
         for whole, new in zip(_trees(step)[2:], _replay_rows(fewer, batches, tensors, begin, end), strict=True):
             for name, value in new.items():

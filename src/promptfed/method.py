@@ -7,8 +7,8 @@ A method holds no state. Its fields are hyper-parameters; everything learned is 
     personal  on one client, never travels
     up        what a client sends
 
-Client-side code (init_client, fit, loss, predict, …) speaks only of trailing dimensions: the same code serves one site and
-a stack of simulated clients, whose tensors all have a leading C. Server-side code always sees that C.
+Client-side code (init_client, fit, loss, predict, …) speaks only of trailing dimensions: the same code serves one site
+and a stack of simulated clients, whose tensors all have a leading C. Server-side code always sees that C.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -31,7 +31,9 @@ Change = Callable[[Tree, Batch], Batch]
 class Rng(Protocol):
     """Gives the generator of a purpose: this client's own, or with `shared=True` the same on every client."""
 
-    def __call__(self, purpose: str, shared: bool = False) -> torch.Generator: ...
+    def __call__(self, purpose: str, shared: bool = False) -> torch.Generator:
+        """Return the generator."""
+        ...
 
 
 @dataclass(frozen=True)

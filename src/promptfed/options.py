@@ -1,4 +1,4 @@
-"""From the keys of a recipe's table to a dataclass: unknown keys, wrong types and numbers out of range become sentences."""
+"""From the keys of a recipe's table to a dataclass; unknown keys, wrong types and numbers out of range are refused."""
 
 import types
 from collections.abc import Mapping
@@ -71,7 +71,8 @@ def typed(key: str, value: object, hint: Any) -> Any:
             raise choice(f"{key}", str(value), map(str, get_args(hint)))
         return value
     if get_origin(hint) in (Union, types.UnionType):
-        return None if value is None else typed(key, value, next(arg for arg in get_args(hint) if arg is not type(None)))
+        inner = next(arg for arg in get_args(hint) if arg is not type(None))
+        return None if value is None else typed(key, value, inner)
     if get_origin(hint) is tuple:
         if not isinstance(value, list | tuple):
             raise PromptFedError(f"{key} must be a list, not {value!r}.")
@@ -81,5 +82,3 @@ def typed(key: str, value: object, hint: Any) -> Any:
     if type(value) is not hint:
         raise PromptFedError(f"{key} must be {_WORDS.get(hint, str(hint))}, not {value!r}.")
     return value
-
-

@@ -2,8 +2,8 @@
 
     recipe.toml  partition.json  rounds.jsonl  summary.json  env.json  pictures/  checkpoint/  report.html
 
-`checkpoint/state.json` is the commit point. It is replaced in one step and names every file that counts, so a run killed at
-any instant finds either the old state or the new one. Lines of rounds.jsonl beyond it are dropped and made again.
+`checkpoint/state.json` is the commit point. It is replaced in one step and names every file that counts, so a run killed
+at any instant finds either the old state or the new one. Lines of rounds.jsonl beyond it are dropped and made again.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ class Record:
     def create(cls, folder: Path, recipe: str, env: Mapping[str, object]) -> "Record":
         """Start a run in a new or empty folder."""
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise PromptFedError(f"{folder} is not empty; resume its run with --resume {folder}, or choose another --out.")
+            raise PromptFedError(f"{folder} is not empty; go on with --resume {folder}, or choose another --out.")
         record = cls(folder)
         record.checkpoint.mkdir(parents=True)
         write_json(folder / "env.json", env)
@@ -73,14 +73,14 @@ class Record:
             return None
         try:
             state: Line = json.loads(path.read_text(encoding="utf-8"))
-            known = state["format"], state["recipe"], state["partition"], state["round"], state["server"], state["personal"]
+            known = {key: state[key] for key in ("format", "recipe", "partition", "round", "server", "personal")}
         except (ValueError, KeyError, TypeError) as error:
-            raise PromptFedError(f"The checkpoint {path} is torn or foreign; start a new run with another --out.") from error
-        if known[0] != FORMAT:
-            raise PromptFedError(f"The checkpoint {path} has format {known[0]}; this version reads {FORMAT}.")
-        for what, given, expected in (("recipe", known[1], recipe_hash), ("partition", known[2], partition_hash)):
-            if given != expected:
-                raise PromptFedError(f"The checkpoint {path} was made with another {what}; start a new run with another --out.")
+            raise PromptFedError(f"The checkpoint {path} is torn or foreign; start anew with another --out.") from error
+        if known["format"] != FORMAT:
+            raise PromptFedError(f"The checkpoint {path} has format {known['format']}; this version reads {FORMAT}.")
+        for what, expected in (("recipe", recipe_hash), ("partition", partition_hash)):
+            if known[what] != expected:
+                raise PromptFedError(f"The checkpoint {path} is of another {what}; start anew with another --out.")
         return state
 
     def rewind(self, finished: int) -> None:

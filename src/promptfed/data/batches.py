@@ -27,7 +27,7 @@ class Pool:
         self.seen = 0  # training examples handed out so far
 
     def images(self, index: Tensor) -> Tensor:
-        """Return the normalised images [*index.shape, 3, H, W], in memory channels last, which convolutions like best."""
+        """Return the normalised images [*index.shape, 3, H, W]; in memory channels are last, as convolutions like it."""
         chosen = self.x.index_select(0, index.flatten()).float()
         return torch.addcmul(self.shift, chosen, self.scale).view(*index.shape, *self.x.shape[1:]).movedim(-1, -3)
 

@@ -137,11 +137,15 @@ def _test(method: Method, task: Task, params: Tree, data: ClientData) -> Tree:
         return tree.to(_sum(method.evaluate(task, params, batch) for batch in batches), "cpu")
 
 
-def test_deployed(method: Method, task: Task, params: Tree, shards: Shards, domain_names: Sequence[str]) -> dict[str, float]:
+def test_deployed(
+    method: Method, task: Task, params: Tree, shards: Shards, domain_names: Sequence[str]
+) -> dict[str, float]:
     """Return the accuracy of a model without a client on all test images, and on each domain's if there are several."""
     rows = np.concatenate(shards.rows["test"])
     domains = shards.pool.domains[rows]
-    sets = {"all": rows} | {name: rows[domains == number] for number, name in enumerate(domain_names) if len(domain_names) > 1}
+    sets = {"all": rows}
+    if len(domain_names) > 1:
+        sets |= {name: rows[domains == number] for number, name in enumerate(domain_names)}
     scores = {}
     for name, chosen in sets.items():
         if len(chosen):

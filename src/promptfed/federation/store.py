@@ -31,7 +31,7 @@ def verify(path: Path, checksum: object) -> None:
     if not path.is_file():
         raise PromptFedError(f"The checkpoint is incomplete: {path} is missing; start a new run with another --out.")
     if zlib.crc32(path.read_bytes()) != checksum:
-        raise PromptFedError(f"The checkpoint is torn: {path} is not what was saved; start a new run with another --out.")
+        raise PromptFedError(f"The checkpoint is torn: {path} is not what was saved; start anew with another --out.")
 
 
 def read_tree(path: Path, prefix: str = "") -> Tree:
@@ -112,7 +112,9 @@ class Store:
         self._unsaved -= set(clients)
 
     def _memory_or_file(self, client: int) -> Tree:
-        return self._memory[client] if client in self._memory else read_tree(self._folder / self._where[client], f"{client}/")
+        if client in self._memory:
+            return self._memory[client]
+        return read_tree(self._folder / self._where[client], f"{client}/")
 
     def commit(self) -> Manifest:
         """Write all that changed; return the manifest of the files that now count.

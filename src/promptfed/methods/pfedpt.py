@@ -1,9 +1,9 @@
 """pFedPT: visual prompt based personalized federated learning (Li et al. TMLR 2024).
 
-Every client keeps a visual prompt for itself; the backbone, trained on prompted images, is averaged. The prompt tells the shared
-backbone whose image it sees, and with it which classes to expect.
-Paper symbol -> name: w -> the backbone's weights, δ_i -> prompt.*, E_b -> epochs, E_g -> prompt_epochs, η_b -> lr, η_g -> prompt_lr,
-p -> size.
+Every client keeps a visual prompt for itself; the backbone, trained on prompted images, is averaged. The prompt tells
+the shared backbone whose image it sees, and with it which classes to expect.
+Paper symbol -> name: w -> the backbone's weights, δ_i -> prompt.*, E_b -> epochs, E_g -> prompt_epochs, η_b -> lr,
+η_g -> prompt_lr, p -> size.
 """
 
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ from promptfed.tree import Tree
 class PFedPT(Method):
     """Keep a visual prompt per client, average the backbone.
 
-    `size` is the frame's pixels per side, the patch's side, or the number of tokens. The paper names a padding of 4; its count of
-    weights fits 2 pixels per side, 4 per axis.
+    `size` is the frame's pixels per side, the patch's side, or the number of tokens. The paper names a padding of 4; its
+    count of weights fits 2 pixels per side, 4 per axis.
     """
 
     name: ClassVar[str] = "pfedpt"
