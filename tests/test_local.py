@@ -52,7 +52,7 @@ def by_torch(params: Tree, batches: list[Batch], optimiser: Optimiser) -> Tree:
     rule = optimiser(iter(own.values()))
     for batch in batches:
         rule.zero_grad()
-        network(TASK, {}, own, batch).backward()  # type: ignore[no-untyped-call]
+        network(TASK, {}, own, batch).backward()
         rule.step()
     return tree.map(torch.Tensor.detach, own)
 

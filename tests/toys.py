@@ -51,6 +51,7 @@ class Listed:
 
     batches: Sequence[Batch]
     ragged: bool = False
+    lengths: tuple[int, ...] = ()
     tensors: Tree = field(default_factory=dict)
     key: Hashable = None
 

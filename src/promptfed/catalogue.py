@@ -28,12 +28,13 @@ def entries(kind: str) -> list[Entry]:
         return [
             {"name": name, "about": _comment(path), "keys": tomllib.loads(path.read_text())} for name, path in found
         ]
-    registry: Mapping[str, type] = {
+    registries: dict[str, Mapping[str, type]] = {
         "methods": config.methods(),
         "datasets": DATASETS,
         "backbones": BACKBONES,
         "partitions": PARTITIONS,
-    }[kind]
+    }
+    registry = registries[kind]
     return [{"name": name, "about": _about(item), "keys": _keys(item)} for name, item in sorted(registry.items())]
 
 

@@ -85,7 +85,7 @@ def run(
     recipes = config.load(source, words)
     folders = runner.sweep_folders(recipes, out)
     for recipe, folder in zip(recipes, folders, strict=True):
-        _guarded(folder, lambda recipe=recipe, folder=folder: runner.start(recipe, folder), show=len(recipes) == 1)  # type: ignore[misc]
+        _guarded(folder, lambda recipe=recipe, folder=folder: runner.start(recipe, folder), show=len(recipes) == 1)
     if len(recipes) > 1:
         _show(folders, Format.terminal)
 

@@ -39,6 +39,7 @@ class EvaluateOptions:
     """When clients are tested."""
 
     every: Count = 1  # rounds between evaluations; the last round is always evaluated
+    personal: bool = True  # false: before the last round, test only the server's own model
     after: bool = True  # at the end, also test every client after one more local training
 
 
@@ -251,7 +252,7 @@ def _fill(table: Table, what: str, registry: Mapping[str, type], fixed: Table | 
     own = fixed or ({"path": path} if path else {})
     if not own and "path" in options.hints(registry[kind]):
         raise PromptFedError(f'Data set "{kind}" needs a path: write data.name={kind}:PATH.')
-    made = options.make(registry[kind], given, what, own)
+    made: Any = options.make(registry[kind], given, what, own)
     return {"name": name} | {key: value for key, value in _plain(made).items() if key not in own}
 
 

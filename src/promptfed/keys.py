@@ -39,7 +39,7 @@ def bits(keys: Tensor, shape: tuple[int, ...]) -> Tensor:
     mixed = keys.unsqueeze(-1) + index
     mixed = (mixed ^ _shift_right(mixed, 30)) * _MIX1
     mixed = (mixed ^ _shift_right(mixed, 27)) * _MIX2
-    return (mixed ^ _shift_right(mixed, 31)).reshape(*keys.shape, *shape)
+    return (mixed ^ _shift_right(mixed, 31)).reshape((*keys.shape, *shape))
 
 
 def uniform(keys: Tensor, shape: tuple[int, ...]) -> Tensor:

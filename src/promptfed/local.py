@@ -1,12 +1,13 @@
 """Local training: row-wise optimisers whose step is captured as a CUDA graph when a stack of clients lives on a GPU.
 
-An objective has `Method.loss`'s signature and returns one value per client, or `(value, new_carry)`. Clients never mix, so
-one backward of the sum gives every client its own gradient. A client whose data is used up is not `active`: its
+An objective has `Method.loss`'s signature and returns one value per client, or `(value, new_carry)`. Clients never mix,
+so one backward of the sum gives every client its own gradient. A client whose data is used up is not `active`: its
 parameters, optimiser state and carry stay as they are.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Required, TypedDict
 
 import torch
 from torch import Tensor
@@ -17,6 +18,16 @@ from promptfed.tree import Tree
 
 Objective = Callable[[Task, Tree, Tree, Batch], Tensor | tuple[Tensor, Tree]]
 Rate = float | Mapping[str, float]
+
+
+class Rates(TypedDict, total=False):
+    """The arguments of `sgd` that a method passes on."""
+
+    lr: Required[Rate]
+    momentum: Rate
+    weight_decay: float
+
+
 _NO_TREE: Tree = {}
 
 
@@ -105,7 +116,7 @@ class _Adam:
         first = {f"first.{name}": torch.zeros_like(value) for name, value in params.items()}
         second = {f"second.{name}": torch.zeros_like(value) for name, value in params.items()}
         like = next(iter(params.values()))
-        return first | second | {"count": torch.zeros((), device=like.device)}
+        return first | second | {"count": like.new_zeros((), dtype=torch.promote_types(like.dtype, torch.float32))}
 
     def step(self, params: Tree, grads: list[Tensor], state: Tree, active: Tensor | None) -> None:
         # a client is inactive only after its own last step, so one count of steps serves every active client
@@ -280,7 +291,7 @@ def _capture(step: _Step, batches: Batches, tensors: Tree) -> _Captured:
         static(batches.at(tensors, counter))
         counter.add_(1)
 
-    side = torch.cuda.Stream()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(2):  # libraries choose algorithms and allocate workspaces before anything is recorded

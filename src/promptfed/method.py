@@ -88,11 +88,30 @@ class Task:
 class Batches(Protocol):
     """The batches of one local training, as a function of the step, so that the step can be captured once."""
 
-    steps: int
-    lengths: tuple[int, ...]  # steps of each stacked client; empty for a single one
-    ragged: bool  # some stacked client has fewer steps than another
-    tensors: Tree  # all that changes from call to call; "plan.*" tensors have the step as their first dimension
-    key: Hashable  # all else a batch depends on
+    @property
+    def steps(self) -> int:
+        """Return the number of steps of the longest client."""
+        ...
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Return the steps of each stacked client; empty for a single one."""
+        ...
+
+    @property
+    def ragged(self) -> bool:
+        """Say whether some stacked client has fewer steps than another."""
+        ...
+
+    @property
+    def tensors(self) -> Tree:
+        """Return all that changes from call to call; "plan.*" tensors have the step as their first dimension."""
+        ...
+
+    @property
+    def key(self) -> Hashable:
+        """Return all else a batch depends on."""
+        ...
 
     def at(self, tensors: Tree, step: Tensor) -> Batch:
         """Return batch number `step`, computed from `tensors` alone."""
@@ -104,8 +123,15 @@ class Batches(Protocol):
 class Data(Protocol):
     """One client's examples in one round; stacked, every tensor gains [C]."""
 
-    round: int
-    facts: Tree  # what a client knows of itself: client [], size [], counts [classes], domain []
+    @property
+    def round(self) -> int:
+        """Return the round's number, a plain int: `fit` may branch on it."""
+        ...
+
+    @property
+    def facts(self) -> Tree:
+        """Return what a client knows of itself: client [], size [], counts [classes], domain []."""
+        ...
 
     def batches(
         self,

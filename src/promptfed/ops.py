@@ -58,7 +58,8 @@ def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
     Written out, since the fused float32 kernels are slower for the short sequences of small images.
     """
-    return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
+    scale: float = query.shape[-1] ** -0.5
+    return (query @ key.mT * scale).softmax(-1) @ value
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor:

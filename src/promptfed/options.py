@@ -20,11 +20,11 @@ class Range:
 
     def check(self, key: str, value: float) -> None:
         """Refuse a number outside."""
-        if self.least is not None and value < self.least:
+        if self.least is not None and not value >= self.least:
             raise PromptFedError(f"{key} must be at least {self.least:g}, not {value:g}.")
         if self.above is not None and not value > self.above:
             raise PromptFedError(f"{key} must be above {self.above:g}, not {value:g}.")
-        if self.most is not None and value > self.most:
+        if self.most is not None and not value <= self.most:
             raise PromptFedError(f"{key} must be at most {self.most:g}, not {value:g}.")
 
 
@@ -55,6 +55,10 @@ def make(kind: type[Made], given: Mapping[str, object], table: str, fixed: Mappi
     for key in given:
         if key not in valid:
             raise choice("key", f"{table}.{key}", [f"{table}.{name}" for name in [*valid, "name"]], "the recipe")
+    for field in fields(kind):
+        required = field.default is MISSING and field.default_factory is MISSING
+        if field.name in valid and required and field.name not in given:
+            raise PromptFedError(f"{table}.{field.name} is missing in the recipe; it has no default.")
     return kind(**own, **{key: typed(f"{table}.{key}", value, valid[key]) for key, value in given.items()})
 
 

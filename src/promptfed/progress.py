@@ -1,13 +1,20 @@
 """A progress bar with an ETA for anything that may take over two seconds; silent where no person watches."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-Advance = Callable[[float, str], None]
+
+class Advance(Protocol):
+    """Moves a bar on by `amount` and writes a note beside it."""
+
+    def __call__(self, amount: float, note: str = "") -> None:
+        """Move on."""
+        ...
 
 
 @contextmanager
@@ -17,7 +24,7 @@ def bar(what: str, total: float, *, unit: str = "count") -> Iterator[Advance]:
     `unit` is "count" for things, or "bytes" for a transfer.
     """
     if not sys.stderr.isatty():
-        yield lambda amount, note="": None
+        yield _silent
         return
     from rich.progress import DownloadColumn, TransferSpeedColumn
 
@@ -27,4 +34,12 @@ def bar(what: str, total: float, *, unit: str = "count") -> Iterator[Advance]:
         *columns, TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=Console(stderr=True)
     ) as p:
         task = p.add_task(what, total=total, note="")
-        yield lambda amount, note="": p.update(task, advance=amount, note=note)
+
+        def advance(amount: float, note: str = "") -> None:
+            p.update(task, advance=amount, note=note)
+
+        yield advance
+
+
+def _silent(amount: float, note: str = "") -> None:
+    """Draw nothing."""

@@ -2,8 +2,8 @@
 
     recipe.toml  partition.json  rounds.jsonl  summary.json  env.json  pictures/  checkpoint/  report.html
 
-`checkpoint/state.json` is the commit point. It is replaced in one step and names every file that counts, so a run killed
-at any instant finds either the old state or the new one. Lines of rounds.jsonl beyond it are dropped and made again.
+`checkpoint/state.json` is the commit point. It is replaced in one step and names every file that counts, so a run
+killed at any instant finds either the old state or the new one; lines of rounds.jsonl beyond it are made again.
 """
 
 import contextlib

@@ -253,6 +253,7 @@ def make_loop(plan: Plan, record: Record) -> Loop:
         recipe.rounds,
         recipe.per_round,
         evaluate.every,
+        evaluate.personal,
         evaluate.after,
         recipe.checkpoint_seconds,
         dataset.domain_names,

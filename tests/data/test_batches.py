@@ -204,8 +204,15 @@ def test_ragged_says_whether_a_client_ends_early(sizes: list[int], ragged: bool)
     assert together(sizes).batches(size=2).ragged is ragged
 
 
+def test_every_stacked_client_has_its_own_number_of_steps() -> None:
+    assert together([1, 5, 4]).batches(size=2, epochs=2).lengths == (2, 6, 4)
+    assert together([1, 5, 4]).batches(size=2, epochs=2, drop_last=True).lengths == (2, 4, 4)
+    assert together([1, 5, 4]).batches(size=2, steps=3).lengths == (3, 3, 3)
+
+
 def test_one_client_alone_is_never_ragged() -> None:
-    assert alone([5]).batches(size=2).ragged is False
+    batches = alone([5]).batches(size=2)
+    assert (batches.ragged, batches.lengths) == (False, ())
 
 
 @pytest.mark.parametrize("stacked", [False, True])

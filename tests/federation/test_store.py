@@ -168,6 +168,17 @@ def test_the_disk_holds_at_most_about_twice_the_state(tmp_path: Path, memory_mb:
                 path.unlink()
 
 
+def test_a_file_kept_for_a_few_clients_is_written_anew(store: Store, tmp_path: Path) -> None:
+    size, clients = 5_000, 12
+    state = clients * tree.nbytes(holding(0.0, size))
+    for number in range(clients):  # every round leaves one more client behind: without care 12 + 11 + … + 1 trees
+        for client in range(clients - number):
+            store.put(client, holding(float(number), size))
+        store.seal()
+        assert used(tmp_path, store.commit()) < 2 * state + 20_000
+    assert [value(store.get(client)) for client in range(clients)] == [float(11 - client) for client in range(clients)]
+
+
 # -- checkpoints --------------------------------------------------------------------------------------------------
 
 

@@ -7,14 +7,15 @@ import torch
 
 from promptfed import tree
 from promptfed.data.batches import Shards
+from promptfed.errors import PromptFedError
 from promptfed.method import Batch
 from promptfed.methods.fedavg import FedAvg
+from promptfed.options import make
 from promptfed.tree import Tree
 from toys import BLACK, WHITE, Linear, dataset, numbered, rng, shards, task
 
 TASK = task()
 LN3 = math.log(3)
-NEAR = {"rtol": 1e-6, "atol": 1e-6}
 
 
 def zeros() -> Tree:
@@ -39,13 +40,13 @@ def test_one_round_by_hand() -> None:
     assert personal == {}
     # with all logits 0 both classes have p = 1/2, so ∂/∂logits is −1/2 for the true class and +1/2 for the other;
     # the white image hands that to every weight, the black ones only to the bias
-    torch.testing.assert_close(tree.row(up, 0), model((0.5, -0.5), (0.5, -0.5)), **NEAR)
-    torch.testing.assert_close(tree.row(up, 1), model((0.0, 0.0), (-0.5, 0.5)), **NEAR)
+    torch.testing.assert_close(tree.row(up, 0), model((0.5, -0.5), (0.5, -0.5)), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(tree.row(up, 1), model((0.0, 0.0), (-0.5, 0.5)), rtol=1e-6, atol=1e-6)
     weights = method.weight(own.facts([0, 1]))
     assert weights.tolist() == [1.0, 3.0]
     # (1 · 0.5 + 3 · 0) / 4 = 0.125; (1 · 0.5 − 3 · 0.5) / 4 = −0.25
     after = method.aggregate(TASK, server, clients, up, weights)
-    torch.testing.assert_close(after, model((0.125, -0.125), (-0.25, 0.25)), **NEAR)
+    torch.testing.assert_close(after, model((0.125, -0.125), (-0.25, 0.25)), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(server, zeros(), rtol=0, atol=0)
 
 
@@ -72,7 +73,7 @@ def test_a_client_alone_sends_what_it_sends_in_the_stack() -> None:
 def test_options_by_hand(options: dict[str, float], bias: float) -> None:
     method = FedAvg(**({"lr": LN3, "epochs": 2, "batch": 1} | options))  # type: ignore[arg-type]
     up, _ = method.fit(TASK, zeros(), {}, shards(dataset([BLACK], [0]), [1]).data([0], 0, stacked=False))
-    torch.testing.assert_close(up, model((0.0, 0.0), (bias, -bias)), **NEAR)
+    torch.testing.assert_close(up, model((0.0, 0.0), (bias, -bias)), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(("drop_last", "images"), [(False, 15), (True, 12)])
@@ -136,3 +137,9 @@ def test_a_method_is_its_options() -> None:
     assert hash(FedAvg(lr=0.1)) != hash(FedAvg(lr=0.2))
     with pytest.raises(AttributeError):
         FedAvg().lr = 0.1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("key", "value"), [("batch", 0), ("batch", -1), ("epochs", -1)])
+def test_numbers_that_cannot_train_are_refused(key: str, value: int) -> None:
+    with pytest.raises(PromptFedError, match=f"method.{key} must be at least"):
+        make(FedAvg, {key: value}, "method")

@@ -1,9 +1,12 @@
 """Local: every client for itself, by hand."""
 
+import pytest
 import torch
 
 from promptfed import tree
+from promptfed.errors import PromptFedError
 from promptfed.methods.local_only import Local
+from promptfed.options import make
 from toys import BLACK, WHITE, Linear, dataset, numbered, rng, shards, task
 
 TASK = task()
@@ -59,3 +62,9 @@ def test_drop_last_reaches_the_batches() -> None:
     start = Linear().init(rng())
     Local(epochs=2, batch=2, drop_last=True).fit(TASK, {}, start, own.data([0], 0, stacked=False))
     assert own.pool.seen == 8
+
+
+@pytest.mark.parametrize(("key", "value"), [("batch", 0), ("batch", -1), ("epochs", -1)])
+def test_numbers_that_cannot_train_are_refused(key: str, value: int) -> None:
+    with pytest.raises(PromptFedError, match=f"method.{key} must be at least"):
+        make(Local, {key: value}, "method")

@@ -22,8 +22,8 @@ from toys import BLACK, Linear, dataset, numbered, rng, shards, task
 Kind = Literal["frame", "patch", "random-patch", "tokens"]
 TASK = task()
 LN3 = math.log(3)
-# with w = (1, …, 1; 0, …, 0) and a black image of class 0, p = 1/2 and ∂/∂δ = −1/2 on each of 12 pixels. This rate makes
-# δ = ln 3 / 12 on each, so that the logits become (ln 3, 0) and p = 3/4.
+# with w = (1, …, 1; 0, …, 0) and a black image of class 0, p = 1/2 and ∂/∂δ = −1/2 on each of 12 pixels; this rate
+# makes δ = ln 3 / 12 on each, so that the logits become (ln 3, 0) and p = 3/4
 RATE = LN3 / 6
 BY_HAND = PFedPT(size=1, lr=0.8, epochs=1, prompt_lr=RATE, prompt_epochs=1, batch=1)
 
@@ -264,3 +264,9 @@ def test_pictures_show_the_prompt() -> None:
     assert (picture != 0).sum() == 27
     method, where = stage("tokens", VIT, 2)
     assert method.pictures(where, method.init_client(where, black(), rng(0))) == {}
+
+
+@pytest.mark.parametrize(("key", "value"), [("batch", 0), ("batch", -1), ("epochs", -1), ("prompt_epochs", -1)])
+def test_numbers_that_cannot_train_are_refused(key: str, value: int) -> None:
+    with pytest.raises(PromptFedError, match=f"method.{key} must be at least"):
+        make(PFedPT, {key: value}, "method")

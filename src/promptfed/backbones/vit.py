@@ -11,6 +11,7 @@ from promptfed import ops
 from promptfed.backbones.init import affine
 from promptfed.errors import PromptFedError
 from promptfed.method import Draw, Rng
+from promptfed.options import Count
 from promptfed.tree import Tree
 
 
@@ -21,11 +22,11 @@ class TinyViT:
     name: ClassVar[str] = "vit-tiny"
     shape: tuple[int, int, int]
     classes: int
-    patch: int = 4
-    width: int = 128
-    depth: int = 8
-    heads: int = 8
-    mlp_ratio: int = 2
+    patch: Count = 4
+    width: Count = 128
+    depth: Count = 8
+    heads: Count = 8
+    mlp_ratio: Count = 2
 
     def __post_init__(self) -> None:
         if self.shape[1] % self.patch or self.shape[2] % self.patch:

@@ -27,7 +27,7 @@ class Pool:
         self.seen = 0  # training examples handed out so far
 
     def images(self, index: Tensor) -> Tensor:
-        """Return the normalised images [*index.shape, 3, H, W]; in memory channels are last, as convolutions like it."""
+        """Return the normalised images [*index.shape, 3, H, W], channels last in memory as convolutions like it."""
         chosen = self.x.index_select(0, index.flatten()).float()
         return torch.addcmul(self.shift, chosen, self.scale).view(*index.shape, *self.x.shape[1:]).movedim(-1, -3)
 
@@ -86,10 +86,12 @@ class ClientData:
         salts = [
             [keys.key(self.seed, name, purpose, client, self.round) for client in self.clients] for name in self.draws
         ]
-        plan = {"plan.pool": index, "plan.index": local, "plan.mask": mask.astype(np.float32)}
-        tensors = {
-            name: torch.from_numpy(part if self.stacked else part[:, 0]).to(device) for name, part in plan.items()
+        plan = {
+            "plan.pool": torch.from_numpy(index),
+            "plan.index": torch.from_numpy(local),
+            "plan.mask": torch.from_numpy(mask).float(),
         }
+        tensors = {name: (part if self.stacked else part[:, 0]).to(device) for name, part in plan.items()}
         for name, salt in zip(self.draws, salts, strict=True):
             tensors[f"salt.{name}"] = torch.tensor(salt if self.stacked else salt[0], device=device)
         tensors |= {f"fact.{name}": value for name, value in self.facts.items()}

@@ -31,6 +31,7 @@ class Settings:
     rounds: int
     per_round: int
     every: int  # rounds between evaluations; the last round is always evaluated
+    personal: bool  # test every client's model each time, not only in the last round
     after: bool  # in the last round, also train every client once more and test it
     checkpoint_seconds: float
     domain_names: tuple[str, ...]
@@ -107,11 +108,17 @@ class Loop:
         """Run round `t`; return the next server tree and the round's line of the record."""
         began, seen = time.monotonic(), self.shards.pool.seen
         clients = choose(self.settings.seed, t, len(self.shards), self.settings.per_round)
-        evaluated = t + 1 == self.settings.rounds or (t + 1) % self.settings.every == 0
+        last = t + 1 == self.settings.rounds
+        evaluated = last or (t + 1) % self.settings.every == 0
+        personal = last or (evaluated and self.settings.personal)
         down = self.method.download(self.task, self.server, clients)
-        fitted = self.fleet.fit(t, clients, down, test=evaluated)
+        fitted = self.fleet.fit(t, clients, down, test=personal)
         server = self.method.aggregate(self.task, self.server, clients, fitted.up, fitted.weights)
-        scores = self.scores(server, t, clients, fitted) if evaluated else dict.fromkeys(_SCORES)
+        scores: Line = dict.fromkeys(("loss", "received", "trained", "deployed"))
+        if personal:
+            scores |= self._personal_scores(server, t, clients, fitted)
+        if last or (evaluated and not personal):
+            scores["deployed"] = self._deployed_score(server)
         _check_finite(server, t, scores["loss"])
         return server, {
             "round": t + 1,
@@ -123,19 +130,21 @@ class Loop:
             "seconds": round(time.monotonic() - began, 4),
         }
 
-    def scores(self, server: Tree, t: int, clients: Tensor, fitted: Fitted) -> Line:
-        """Test every client's received model, the participants' trained models and, at the end, the deployed one."""
+    def _personal_scores(self, server: Tree, t: int, clients: Tensor, fitted: Fitted) -> Line:
+        """Test every client's received model and the participants' trained models on their own test images."""
         received = self._evaluate(server, t, adapt=False)
         right, total = torch.zeros(len(self.shards)), torch.zeros(len(self.shards))
         right[clients], total[clients] = fitted.tested["correct"].float(), fitted.tested["count"].float()
-        deployed = self.method.deploy(self.task, server) if t + 1 == self.settings.rounds else {}
-        names = self.settings.domain_names
         return {
             "loss": float(received["loss"].sum() / received["count"].sum()),
             "received": score(received["correct"].tolist(), received["count"].tolist()),
             "trained": score(right.tolist(), total.tolist()),
-            "deployed": test_deployed(self.method, self.task, deployed, self.shards, names) if deployed else None,
         }
+
+    def _deployed_score(self, server: Tree) -> dict[str, float] | None:
+        """Test the model that needs no client, if the method has one."""
+        model = self.method.deploy(self.task, server)
+        return test_deployed(self.method, self.task, model, self.shards, self.settings.domain_names) if model else None
 
     def adapted(self) -> Score | None:
         """Return the score of the models the clients deploy, if the method adapts what a client received."""
@@ -185,9 +194,6 @@ def uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
     if pressed:
         raise KeyboardInterrupt
-
-
-_SCORES = ("loss", "received", "trained", "deployed")
 
 
 def _traffic(down: Tree, up: Tree, clients: int) -> dict[str, int]:

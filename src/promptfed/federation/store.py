@@ -4,10 +4,12 @@ Files are written whole under new names and listed in the checkpoint's manifest,
 a file the manifest does not name is a leftover of an interrupted run and is removed.
 """
 
+import os
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
@@ -21,8 +23,12 @@ Manifest = dict[str, dict[str, object]]
 
 def write_tree(path: Path, content: Tree) -> int:
     """Write a tree and return its checksum."""
-    data = save({name: value.contiguous() for name, value in content.items()})
-    path.write_bytes(data)
+    # a clone: two names may share one tensor's memory, which the format refuses
+    data = save({name: value.clone(memory_format=torch.contiguous_format) for name, value in content.items()})
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
     return zlib.crc32(data)
 
 

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from promptfed import local, tree
 from promptfed.method import Data, Method, Rng, Task
+from promptfed.options import Count, NonNegative, Positive, Whole
 from promptfed.tree import Tree
 
 
@@ -18,11 +19,11 @@ class FedAvg(Method):
 
     name: ClassVar[str] = "fedavg"
 
-    lr: float = 0.005
-    epochs: int = 5
-    batch: int = 16
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    lr: Positive = 0.005
+    epochs: Whole = 5
+    batch: Count = 16
+    momentum: NonNegative = 0.0
+    weight_decay: NonNegative = 0.0
     drop_last: bool = False
 
     # -- what is learned, and where it lives ------------------------------------
@@ -34,6 +35,6 @@ class FedAvg(Method):
     def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
         """ClientUpdate: w ← w − η ∇ℓ(w; b) for every batch b of E epochs."""
         batches = data.batches(size=self.batch, epochs=self.epochs, drop_last=self.drop_last)
-        rates = {"lr": self.lr, "momentum": self.momentum, "weight_decay": self.weight_decay}
+        rates = local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
         tuned = local.sgd(self.loss, task, down, down, batches, **rates)
         return tree.pick(tuned, down), personal

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from promptfed import local, tree
 from promptfed.method import Data, Method, Rng, Task
+from promptfed.options import Count, NonNegative, Positive, Whole
 from promptfed.tree import Tree
 
 
@@ -17,11 +18,11 @@ class Local(Method):
 
     name: ClassVar[str] = "local"
 
-    lr: float = 0.005
-    epochs: int = 5
-    batch: int = 16
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    lr: Positive = 0.005
+    epochs: Whole = 5
+    batch: Count = 16
+    momentum: NonNegative = 0.0
+    weight_decay: NonNegative = 0.0
     drop_last: bool = False
 
     # -- what is learned, and where it lives ------------------------------------
@@ -33,5 +34,5 @@ class Local(Method):
     def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
         """Train on; send nothing."""
         batches = data.batches(size=self.batch, epochs=self.epochs, drop_last=self.drop_last)
-        rates = {"lr": self.lr, "momentum": self.momentum, "weight_decay": self.weight_decay}
+        rates = local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
         return {}, tree.pick(local.sgd(self.loss, task, down, personal, batches, **rates), personal)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from promptfed import local, ops, tree
 from promptfed.method import Batch, Data, Draw, Method, Rng, Task
+from promptfed.options import Count, NonNegative, Positive, Whole
 from promptfed.prompts import pixels, tokens
 from promptfed.tree import Tree
 
@@ -22,8 +23,8 @@ from promptfed.tree import Tree
 class PFedPT(Method):
     """Keep a visual prompt per client, average the backbone.
 
-    `size` is the frame's pixels per side, the patch's side, or the number of tokens. The paper names a padding of 4; its
-    count of weights fits 2 pixels per side, 4 per axis.
+    `size` is the frame's pixels per side, the patch's side, or the number of tokens. The paper names a padding of 4;
+    its count of weights fits 2 pixels per side, 4 per axis.
     """
 
     name: ClassVar[str] = "pfedpt"
@@ -33,13 +34,13 @@ class PFedPT(Method):
     }
 
     prompt: Literal["frame", "patch", "random-patch", "tokens"] = "frame"
-    size: int = 2
-    lr: float = 0.005
-    epochs: int = 5
-    prompt_lr: float = 1.0
-    prompt_epochs: int = 5
-    prompt_momentum: float = 0.5
-    batch: int = 16
+    size: Count = 2
+    lr: Positive = 0.005
+    epochs: Whole = 5
+    prompt_lr: Positive = 1.0
+    prompt_epochs: Whole = 5
+    prompt_momentum: NonNegative = 0.5
+    batch: Count = 16
     joint: bool = False  # Table 8: one phase that moves prompt and backbone together
     drop_last: bool = False
 
@@ -74,7 +75,7 @@ class PFedPT(Method):
             return self._fit_jointly(task, down, personal, prompt, data)
         # Eq. 5, lines 10-12: δ_i ← δ_i − η_g ∇_δ ℓ(w; x + δ_i, y)
         batches = data.batches("prompt", size=self.batch, epochs=self.prompt_epochs, drop_last=self.drop_last)
-        rates = {"lr": self.prompt_lr, "momentum": self.prompt_momentum}
+        rates = local.Rates(lr=self.prompt_lr, momentum=self.prompt_momentum)
         tuned = local.sgd(self.loss, task, down, prompt, batches, hold=down | personal, **rates)
         # Eq. 6, lines 13-15: w ← w − η_b ∇_w ℓ(w; x + δ_i, y)
         batches = data.batches("backbone", size=self.batch, epochs=self.epochs, drop_last=self.drop_last)
