@@ -119,13 +119,17 @@ def demo(
     seed: Annotated[int, typer.Option(help="Another seed: another partition, other starting weights.")] = 0,
     out: Annotated[Path, typer.Option(help="Where the three run folders and the report go.")] = Path("runs/demo"),
 ) -> None:
-    """Train Local, FedAvg and pFedPT on the same twelve clients of the embedded data set and compare them."""
+    """Train Local, FedAvg and pFedPT on the same twenty clients of the embedded data set and compare them."""
     from promptfed import runner
     from promptfed.report import headline, read_run, write_report
 
-    folders = runner.demo(seed, out)
+    try:
+        folders = runner.demo(seed, out)
+    except KeyboardInterrupt:
+        Console(stderr=True).print(f"Stopped. Go on with: promptfed demo --seed {seed} --out {out}", soft_wrap=True)
+        raise typer.Exit(130) from None
     console.print(headline([read_run(folder) for folder in folders]).to_rich())
-    page = write_report(folders, out / "report.html")
+    page = write_report(folders, out / f"report-seed{seed}.html")
     say(f"Report: {page.resolve()}")
     say("Next: promptfed run pfedpt method.size=4 seed=[0,1,2] shows whether a wider frame helps.")
 

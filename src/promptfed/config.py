@@ -49,13 +49,13 @@ class Recipe:
 
     seed: Whole = 0
     rounds: Count = 10
-    clients: Count = 12
+    clients: Count = 20
     per_round: Whole = 0  # clients that take part in a round; 0: all
     device: str = "auto"
     checkpoint_seconds: NonNegative = 5.0
     method: Table = field(default_factory=lambda: {"name": "pfedpt"})
     data: Table = field(default_factory=lambda: {"name": "fashion-shops"})
-    partition: Table = field(default_factory=lambda: {"name": "pathological", "classes_per_client": 3})
+    partition: Table = field(default_factory=lambda: {"name": "pathological", "classes_per_client": 5})
     backbone: Table = field(default_factory=lambda: {"name": "cnn"})
     fleet: Table = field(default_factory=lambda: {"name": "auto"})
     evaluate: Table = field(default_factory=dict)

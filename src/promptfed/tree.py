@@ -29,9 +29,11 @@ def row(tree: Tree, index: int) -> Tree:
     return {name: value[index] for name, value in tree.items()}
 
 
-def rows(tree: Tree, index: Tensor) -> Tree:
-    """Return the chosen clients [len(index), ...] of a stacked tree [C, ...]."""
-    return {name: value[index.to(value.device)] for name, value in tree.items()}
+def rows(tree: Tree, index: Tensor | slice) -> Tree:
+    """Return the chosen clients [len(index), ...] of a stacked tree [C, ...]; a slice gives a view."""
+    return {
+        name: value[index if isinstance(index, slice) else index.to(value.device)] for name, value in tree.items()
+    }
 
 
 def stack(trees: Sequence[Tree]) -> Tree:

@@ -168,6 +168,13 @@ class Shards:
     ) -> None:
         self.pool, self.seed, self.draws = pool, seed, draws
         self.rows = {"train": train, "test": test}
+        counts = [np.bincount(pool.labels[rows], minlength=pool.classes) for rows in train]
+        self._facts = {
+            "client": torch.arange(len(train)),
+            "size": torch.tensor([float(len(rows)) for rows in train]),
+            "counts": torch.from_numpy(np.stack(counts)).float(),
+            "domain": torch.tensor([int(np.bincount(pool.domains[rows]).argmax()) for rows in train]),
+        }
 
     def __len__(self) -> int:
         return len(self.rows["train"])
@@ -182,13 +189,5 @@ class Shards:
 
     def facts(self, clients: Sequence[int]) -> Tree:
         """Return what each client knows of itself: client [C], size [C], counts [C, classes], domain [C]."""
-        train = [self.rows["train"][client] for client in clients]
-        counts = [np.bincount(self.pool.labels[rows], minlength=self.pool.classes) for rows in train]
-        domain = [np.bincount(self.pool.domains[rows]).argmax() for rows in train]
-        device = self.pool.x.device
-        return {
-            "client": torch.tensor(list(clients), device=device),
-            "size": torch.tensor([float(len(rows)) for rows in train], device=device),
-            "counts": torch.from_numpy(np.stack(counts)).float().to(device),
-            "domain": torch.tensor(np.array(domain), device=device),
-        }
+        chosen = torch.tensor(list(clients))
+        return {name: value[chosen].to(self.pool.x.device) for name, value in self._facts.items()}

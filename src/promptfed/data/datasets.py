@@ -38,10 +38,11 @@ class FashionShops:
     """The embedded set: 8,000 photographs of clothes from Fashion-MNIST as four shops show them, 32 × 32."""
 
     name: ClassVar[str] = "fashion-shops"
+    limit: Whole = 0  # training images kept per class and shop; 0: all
 
     def load(self) -> Dataset:
         """Return the four shops."""
-        return load_shops()
+        return fewer(load_shops(), self.limit)
 
 
 @dataclass(frozen=True)

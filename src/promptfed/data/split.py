@@ -19,12 +19,13 @@ def stratified(labels: Indices, domains: Indices, fraction: float, seed: int) ->
 
 
 def fewer(data: Dataset, limit: int) -> Dataset:
-    """Return `data` with only the first `limit` training images of each class (0: all) and every test image."""
+    """Return `data` with the first `limit` training images of each class in each domain (0: all), and all test images."""
     if limit == 0:
         return data
     keep = data.test.copy()
-    for label in range(len(data.classes)):
-        keep[np.flatnonzero((data.labels == label) & ~data.test)[:limit]] = True
+    group = data.domains * len(data.classes) + data.labels
+    for one in np.unique(group):
+        keep[np.flatnonzero((group == one) & ~data.test)[:limit]] = True
     return replace(
         data,
         images=data.images[keep],

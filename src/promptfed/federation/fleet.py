@@ -87,7 +87,8 @@ class Stacked:
     def fit(self, round: int, clients: Tensor, down: Tree, *, keep: bool = True, test: bool = True) -> Fitted:  # noqa: A002
         """Train the clients from `down` [C, ...]; their personal trees change only if `keep`."""
         groups = []
-        for places in clients.new_tensor(range(len(clients))).split(self.width):
+        for first in range(0, len(clients), self.width):
+            places = slice(first, first + self.width)
             members = clients[places].tolist()
             own, before = tree.rows(down, places), self._personal(members)
             up, after = self.method.fit(self.task, own, before, self._data(members, round))
