@@ -6,16 +6,16 @@ import promptfed
 from promptfed.report import compare, read_run, write_report
 
 setting: dict[str, Any] = {
-    "rounds": 6,
+    "rounds": 4,
     "clients": 4,
-    "data": {"name": "fashion-shops", "limit": 20},  # training images per class and shop
+    "data": {"name": "fashion-shops", "limit": 16},  # training images per class and shop
     "partition": {"name": "pathological", "classes_per_client": 5},
     "backbone": {"name": "cnn", "channels": (8, 16), "hidden": (64,)},
     "evaluate": {"every": 2},
 }
 
-fedavg = promptfed.run("fedavg", method={"lr": 0.1, "epochs": 1}, **setting)
-pfedpt = promptfed.run("pfedpt", method={"lr": 0.1, "epochs": 1, "prompt_epochs": 1}, **setting)
+fedavg = promptfed.run("fedavg", method={"lr": 0.1, "epochs": 1, "batch": 8}, **setting)
+pfedpt = promptfed.run("pfedpt", method={"lr": 0.1, "epochs": 1, "prompt_epochs": 1, "batch": 8}, **setting)
 
 folders = [fedavg.folder, pfedpt.folder]
 print(compare([read_run(folder) for folder in folders]).to_markdown())

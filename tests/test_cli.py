@@ -5,17 +5,21 @@ import csv
 import io
 import json
 import os
+import pickle
 import subprocess
 import sys
+import tarfile
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 
 import promptfed as package
-from promptfed import runner
+from promptfed import config, runner
 from promptfed.checks import PROMISES
 from test_runner import tiny, write_images
 
@@ -111,11 +115,6 @@ def test_doctor_and_data_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_data_add_and_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import pickle
-    import tarfile
-
-    import numpy as np
-
     monkeypatch.setenv("PROMPTFED_HOME", str(tmp_path / "home"))
     archive = tmp_path / "mine.tar.gz"
     with tarfile.open(archive, "w:gz") as opened:
@@ -193,11 +192,12 @@ def test_check_names_every_promise() -> None:
 
 
 def test_demo_runs_three_methods_once(tmp_path: Path, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load = runner.config.load
-    monkeypatch.setattr(
-        "promptfed.config.load",
-        lambda source, words=(): load(source, [*words, *(tiny(images, "rounds=1", "per_round=0") if "/" in source and "demo" in source and not source.endswith(".toml") else [])]),
-    )
+    load, small = config.load, tiny(images, "rounds=1", "per_round=0")
+
+    def smaller(source: str, words: Sequence[str] = ()) -> list[config.Recipe]:
+        return load(source, [*words, *(small if source in config.recipes() else [])])
+
+    monkeypatch.setattr(config, "load", smaller)
     first = promptfed("demo", "--out", tmp_path / "demo", "--seed", 3)
     assert first.code == 0
     names = ["fedavg-seed3", "local-seed3", "pfedpt-seed3"]

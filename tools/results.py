@@ -35,7 +35,7 @@ def table(column: str) -> list[str]:
     lines = [
         f"**{COLUMNS[column]}**",
         "",
-        "| method | paper | ours, mean of clients | sample-weighted | worst client | best round | after local training |",
+        "| method | paper | ours, mean of clients | sample-weighted | worst client | best round | after training |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
     for row, title in ROWS.items():

@@ -75,9 +75,10 @@ def run(
     from promptfed import config, runner
 
     words = [*(overrides or []), *([f"device={device}"] if device else [])]
+    if source is not None and "=" in source:
+        words, source = [source, *words], None
     if resume is not None:
-        same_run = source is None or Path(source) == resume / "recipe.toml"
-        recipe = config.load(source or str(resume / "recipe.toml"), words)[0] if not same_run or words else None
+        recipe = config.load(source or str(resume / "recipe.toml"), words)[0] if source or words else None
         _guarded(resume, lambda: runner.go_on(resume, recipe))
         return
     if source is None:

@@ -202,7 +202,7 @@ def _is_list_field(content: Table, path: tuple[str, ...]) -> bool:
 
 def resolve(content: Mapping[str, Any], where: str = "the recipe") -> Recipe:
     """Return the recipe with every field filled in and checked."""
-    hints = options.hints(Recipe)
+    hints, default = options.hints(Recipe), asdict(Recipe())
     given: Table = {}
     for key, value in content.items():
         if key not in hints:
@@ -210,7 +210,8 @@ def resolve(content: Mapping[str, Any], where: str = "the recipe") -> Recipe:
         if key in TABLES:
             if not isinstance(value, dict):
                 raise PromptFedError(f"{key} in {where} must be a table: write {key}.name={value}.")
-            given[key] = dict(value)
+            # keys without a name change the embedded default
+            given[key] = dict(value) if "name" in value else default[key] | value
         else:
             given[key] = options.typed(key, value, hints[key])
     recipe = Recipe(**given)

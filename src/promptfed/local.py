@@ -291,7 +291,7 @@ def _capture(step: _Step, batches: Batches, tensors: Tree) -> _Captured:
         static(batches.at(tensors, counter))
         counter.add_(1)
 
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(2):  # libraries choose algorithms and allocate workspaces before anything is recorded

@@ -55,7 +55,7 @@ def make(kind: type[Made], given: Mapping[str, object], table: str, fixed: Mappi
     for key in given:
         if key not in valid:
             raise choice("key", f"{table}.{key}", [f"{table}.{name}" for name in [*valid, "name"]], "the recipe")
-    for field in fields(kind):
+    for field in fields(kind):  # type: ignore[arg-type]
         required = field.default is MISSING and field.default_factory is MISSING
         if field.name in valid and required and field.name not in given:
             raise PromptFedError(f"{table}.{field.name} is missing in the recipe; it has no default.")

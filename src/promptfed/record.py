@@ -14,28 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from promptfed.errors import PromptFedError
+from promptfed.files import write_json, write_text
 
 Line = dict[str, Any]
 FORMAT = 1
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old content or the new, never a part."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
-    part.replace(path)
-
-
-def write_json(path: Path, value: object) -> None:
-    """Write a JSON file in one step."""
-    write_text(path, json.dumps(value, indent=1, allow_nan=True) + "\n")
 
 
 class Record:
@@ -49,12 +31,13 @@ class Record:
     @classmethod
     def create(cls, folder: Path, recipe: str, env: Mapping[str, object]) -> "Record":
         """Start a run in a new or empty folder."""
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if folder.exists() and (not folder.is_dir() or any(not path.name.startswith(".") for path in folder.iterdir())):
             raise PromptFedError(f"{folder} is not empty; go on with --resume {folder}, or choose another --out.")
         record = cls(folder)
-        record.checkpoint.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / "recipe.toml", recipe)  # from here on the run can be resumed
+        record.checkpoint.mkdir()
         write_json(folder / "env.json", env)
-        write_text(folder / "recipe.toml", recipe)
         return record
 
     @classmethod

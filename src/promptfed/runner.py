@@ -25,6 +25,7 @@ from promptfed.errors import PromptFedError
 from promptfed.federation.fleet import Fleet, OneByOne, Stacked
 from promptfed.federation.loop import Loop, Settings, rng_for, summarise
 from promptfed.federation.store import Store
+from promptfed.files import write_text
 from promptfed.method import Method, Task
 from promptfed.progress import bar
 from promptfed.record import Line, Record
@@ -138,9 +139,11 @@ def go_on(folder: Path, recipe: Recipe | None = None, method: Method | None = No
     wanted = stored if recipe is None else recipe
     if wanted.hash != stored.hash:
         raise PromptFedError(f"{folder} was run with {_difference(stored, wanted)}; resume it without that change.")
-    if wanted.rounds != stored.rounds:
+    if wanted.rounds < stored.rounds:
+        raise PromptFedError(f"{folder} was asked for {stored.rounds} rounds; it can go on to more, not to fewer.")
+    if wanted.rounds > stored.rounds:
         (folder / "summary.json").unlink(missing_ok=True)
-        (folder / "recipe.toml").write_text(config.dump(replace(stored, rounds=wanted.rounds)), encoding="utf-8")
+        write_text(folder / "recipe.toml", config.dump(replace(stored, rounds=wanted.rounds)))
     elif (folder / "summary.json").exists():
         record.rewind(stored.rounds)
         return Result(folder, record.rounds, json.loads((folder / "summary.json").read_text(encoding="utf-8")))
@@ -292,7 +295,8 @@ def _execute(plan: Plan, record: Record) -> Result:
 
 
 def _note(line: Line) -> str:
-    return "" if line["received"] is None else f"accuracy {100 * line['received']['mean']:.1f} %"
+    mean = line["received"] and line["received"]["mean"]
+    return "" if mean is None else f"accuracy {100 * mean:.1f} %"
 
 
 def _draw(loop: Loop, folder: Path, dataset: Dataset) -> None:

@@ -31,9 +31,7 @@ def row(tree: Tree, index: int) -> Tree:
 
 def rows(tree: Tree, index: Tensor | slice) -> Tree:
     """Return the chosen clients [len(index), ...] of a stacked tree [C, ...]; a slice gives a view."""
-    return {
-        name: value[index if isinstance(index, slice) else index.to(value.device)] for name, value in tree.items()
-    }
+    return {name: value[index if isinstance(index, slice) else index.to(value.device)] for name, value in tree.items()}
 
 
 def stack(trees: Sequence[Tree]) -> Tree:

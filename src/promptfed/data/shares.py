@@ -2,9 +2,7 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from numpy.typing import NDArray
 
 from promptfed.data.dataset import Dataset, Indices
 from promptfed.errors import PromptFedError
+from promptfed.files import write_text
 
 LARGEST = 2**63 - 1
 
@@ -170,16 +169,8 @@ def _read(path: Path) -> Any:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        write_text(path, text)
     except OSError as error:
         raise PromptFedError(f"The partition file {path} cannot be written: {error.strerror}.") from None
-    finally:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)

@@ -19,7 +19,7 @@ def stratified(labels: Indices, domains: Indices, fraction: float, seed: int) ->
 
 
 def fewer(data: Dataset, limit: int) -> Dataset:
-    """Return `data` with the first `limit` training images of each class in each domain (0: all), and all test images."""
+    """Return `data` with the first `limit` training images per class and domain (0: all), and all test images."""
     if limit == 0:
         return data
     keep = data.test.copy()

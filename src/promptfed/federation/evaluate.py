@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-Score = dict[str, float | list[float | None]]
+Score = dict[str, float | None | list[float | None]]
 
 
 def score(correct: Sequence[float], count: Sequence[float]) -> Score:
@@ -15,8 +15,7 @@ def score(correct: Sequence[float], count: Sequence[float]) -> Score:
     each = [right / total if total else None for right, total in zip(correct, count, strict=True)]
     known = np.array([value for value in each if value is not None])
     if not len(known):
-        nothing = float("nan")
-        return {"mean": nothing, "weighted": nothing, "worst": nothing, "p10": nothing, "per_client": each}
+        return {"mean": None, "weighted": None, "worst": None, "p10": None, "per_client": each}
     return {
         "mean": float(known.mean()),
         "weighted": float(sum(correct) / sum(count)),

@@ -136,7 +136,7 @@ class Loop:
         right, total = torch.zeros(len(self.shards)), torch.zeros(len(self.shards))
         right[clients], total[clients] = fitted.tested["correct"].float(), fitted.tested["count"].float()
         return {
-            "loss": float(received["loss"].sum() / received["count"].sum()),
+            "loss": float(received["loss"].sum() / received["count"].sum()) if received["count"].any() else None,
             "received": score(received["correct"].tolist(), received["count"].tolist()),
             "trained": score(right.tolist(), total.tolist()),
         }
@@ -210,7 +210,7 @@ def summarise(record: Record, about: Line, adapted: Score | None, after: Score |
     """Return summary.json's content from the lines of all rounds."""
     rounds = record.rounds
     last = rounds[-1]
-    scored = [line for line in rounds if line["received"] and not math.isnan(line["received"]["mean"])]
+    scored = [line for line in rounds if line["received"] and line["received"]["mean"] is not None]
     best = max(scored, key=lambda line: line["received"]["mean"], default=last)
     seconds = sum(line["seconds"] for line in rounds)
     return about | {

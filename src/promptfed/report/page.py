@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import tempfile
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from promptfed.errors import PromptFedError
+from promptfed.files import write_text
 from promptfed.report.folder import Partition, Round, RunFolder, read_run
 from promptfed.report.plots import MOST_BARS, Bars, Line, Load, client_chart, heat_map, line_chart, traffic_chart
 from promptfed.report.tables import Group, Setting, compare, group_runs, human_bytes, percent
@@ -108,15 +108,9 @@ def _default_place(folders: Sequence[Path]) -> Path:
 
 
 def _write_whole(target: Path, text: str) -> None:
-    """Write all or nothing: a reader never meets half a page."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=target.parent, suffix=".tmp", delete=False) as file:
-            file.write(text)
-        part = Path(file.name)
-        # A temporary file is private; the report gets the ordinary rights of a new file.
-        part.chmod(0o644)
-        part.replace(target)
+        write_text(target, text)
     except OSError as error:
         raise PromptFedError(f'The report cannot be written to "{target}": {error.strerror}.') from error
 
@@ -299,16 +293,17 @@ def _map(noun: str, rows: Sequence[str], columns: Sequence[Sequence[int]], where
 
 
 def _measures(groups: Sequence[Group], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
-    """One small chart for the training loss and for each number a method records."""
+    """One small chart for the test loss and for each number a method records."""
     names = dict.fromkeys(name for group in groups for run in group.runs for one in run.rounds for name in one.measures)
-    readers: dict[str, Callable[[Round], float | None]] = {"training loss": lambda one: one.loss}
+    readers: dict[str, Callable[[Round], float | None]] = {"test loss": lambda one: one.loss}
     readers |= {name.replace("_", " "): partial(_measured, name) for name in names}
     for name, read in readers.items():
         lines = [Line(group.label, _over_seeds(group, read), colours[group.label]) for group in groups]
         lines = [line for line in lines if line.points]
         keys = [Key("line", line.colour, line.label) for line in lines] if len(groups) > 1 else []
         drawn = Markup(line_chart(lines, width=SMALL, title=name.capitalize(), y_label=name))
-        yield Figure(drawn, Markup(), tuple(keys), f"{where}{name.capitalize()}, mean over the clients of each round.")
+        over = "the test images of all clients" if name == "test loss" else "the clients of each round"
+        yield Figure(drawn, Markup(), tuple(keys), f"{where}{name.capitalize()}, mean over {over}.")
 
 
 def _measured(name: str, one: Round) -> float | None:

@@ -1,0 +1,24 @@
+"""Writing files whole: a reader finds the old content or the new one, never a part."""
+
+import json
+import os
+from pathlib import Path
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old content or the new, never a part."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+    part.replace(path)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a JSON file in one step."""
+    write_text(path, json.dumps(value, indent=1, allow_nan=True) + "\n")
