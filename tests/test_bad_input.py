@@ -1,6 +1,7 @@
 """Every mistake gets one sentence on standard error and exit code 2, and leaves nothing half-made behind."""
 
 import errno
+import gc
 import json
 import os
 import subprocess
@@ -59,6 +60,7 @@ def mistake(*words: object) -> str:
     return found
 
 
+SMALL_CNN = ["backbone.name=cnn", "backbone.channels=[2]", "backbone.kernel=3", "backbone.hidden=[4]"]
 KEYS = {
     "unknown key": (["round=3"], 'Unknown key "round"', "did you mean"),
     "unknown key of the method": (["method.epoch=3"], '"method.epoch"', 'did you mean "method.epochs"?'),
@@ -93,14 +95,14 @@ KEYS = {
     "too many clients": (["clients=1000"], "1000 clients", ""),
     "no key=value": (["rounds"], '"rounds" is no key=value', "rounds=20"),
     "empty sweep": (["seed=[]"], "seed", ""),
-    "unknown device": (["device=gpu"], 'Unknown device "gpu"', "valid: auto, cpu, cuda"),
+    "unknown device": (["device=gpu"], 'Unknown device "gpu"', "did you mean"),
     "no such processor": (["device=cpu:one"], "cpu:one", ""),
     "frame too large": (["method.size=5"], "A frame of 5 pixels per side does not fit 8×8 images", "1 to 4"),
     "patch too large": (["method.prompt=patch", "method.size=9"], "patch", "8×8"),
-    "tokens with a CNN": (["method.prompt=tokens", "backbone.name=cnn-pfl"], "tokens need a transformer", "vit-tiny"),
+    "tokens with a CNN": (["method.prompt=tokens", *SMALL_CNN], "tokens need a transformer", "vit-tiny"),
     "images too small": (["backbone.name=cnn"], "8×8 pixels are too small", ""),
     "no convolutions": (["backbone.name=cnn", "backbone.channels=[]"], "backbone.channels", ""),
-    "patch that does not divide": (["backbone.patch=3"], "backbone.patch=3 does not divide", "8×8"),
+    "patch that does not divide": (["backbone.patch=3"], "backbone.patch=3 does not divide", "8×8 pixels"),
     "heads that do not divide": (["backbone.heads=3"], "backbone.heads=3 does not divide backbone.width=8", ""),
 }
 
@@ -109,7 +111,9 @@ KEYS = {
 def test_a_wrong_key_or_value(what: str, images: Path) -> None:
     words, first, second = KEYS[what]
     name = "fedavg" if what == "unknown method" else "pfedpt"
-    found = mistake(name, *tiny(images), *words)
+    named = any(word.startswith("backbone.name") for word in words)
+    others = [word for word in tiny(images) if not (named and word.startswith("backbone"))]
+    found = mistake(name, *others, *words)
     assert first in found
     assert second in found
 
@@ -129,7 +133,7 @@ def test_unknown_source(images: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("seed = \n", "is no valid TOML"), ("sed = 1\n", 'Unknown key "sed" in'), ("[method]\nlr = 1\n", "method.name")],
+    [("seed = \n", "is no valid TOML"), ("sed = 1\n", 'Unknown key "sed" in'), ("[method]\nname = 3\n", "method.name")],
 )
 def test_a_wrong_recipe(text: str, expected: str, images: Path, tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
@@ -201,6 +205,7 @@ def test_a_file_that_is_no_npz(images: Path, tmp_path: Path) -> None:
 def test_a_truncated_npz(images: Path) -> None:
     images.write_bytes(images.read_bytes()[:-200])
     assert "is not an .npz file" in mistake("local", *tiny(images))
+    gc.collect()  # a file left open would be noticed here
 
 
 @pytest.mark.parametrize(

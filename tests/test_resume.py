@@ -146,9 +146,7 @@ def folder(stopped: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_killed_again_and_again(
-    method: str, images: Path, tmp_path: Path, straight: Callable[[str], Path]
-) -> None:
+def test_killed_again_and_again(method: str, images: Path, tmp_path: Path, straight: Callable[[str], Path]) -> None:
     moments, folder = random.Random(method), tmp_path / "run"
     code = Run(folder, *words(images, method), "--out", str(folder)).stop(signal.SIGKILL, 1, moments.uniform(0, 0.03))
     kills = 0
@@ -193,9 +191,7 @@ def test_a_real_process_killed_and_resumed(images: Path, tmp_path: Path, straigh
 
 
 @pytest.mark.parametrize("seconds", [0, 1000])
-def test_ctrl_c_says_how_to_go_on(
-    seconds: int, images: Path, tmp_path: Path, straight: Callable[[str], Path]
-) -> None:
+def test_ctrl_c_says_how_to_go_on(seconds: int, images: Path, tmp_path: Path, straight: Callable[[str], Path]) -> None:
     folder = tmp_path / "run"
     run = Run(folder, *words(images, "pfedpt", f"checkpoint_seconds={seconds}"), "--out", str(folder))
     assert run.stop(signal.SIGINT, 3, 0.02) == 130
@@ -213,6 +209,13 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-7])
 
 
+def write(text: str) -> Callable[[Path], None]:
+    def spoil(path: Path) -> None:
+        path.write_text(text)
+
+    return spoil
+
+
 def flip(path: Path) -> None:
     raw = bytearray(path.read_bytes())
     raw[-1] ^= 1
@@ -227,13 +230,13 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "personal flipped": ("checkpoint/personal-000001.safetensors", flip, "is torn"),
     "personal missing": ("checkpoint/personal-000001.safetensors", Path.unlink, "is missing"),
     "state truncated": ("checkpoint/state.json", truncate, "is torn or foreign"),
-    "state empty": ("checkpoint/state.json", lambda path: path.write_text("") and None, "is torn or foreign"),
-    "state a list": ("checkpoint/state.json", lambda path: path.write_text("[]") and None, "is torn or foreign"),
+    "state empty": ("checkpoint/state.json", write(""), "is torn or foreign"),
+    "state a list": ("checkpoint/state.json", write("[]"), "is torn or foreign"),
     "rounds missing": ("rounds.jsonl", Path.unlink, "holds 0 rounds, the checkpoint 3"),
     "rounds short": ("rounds.jsonl", truncate, "is damaged within its first 3 rounds"),
     "partition torn": ("partition.json", truncate, "is torn or edited"),
     "recipe missing": ("recipe.toml", Path.unlink, "recipe.toml is missing"),
-    "recipe torn": ("recipe.toml", lambda path: path.write_text("seed = ") and None, "is no valid TOML"),
+    "recipe torn": ("recipe.toml", write("seed = "), "is no valid TOML"),
 }
 
 

@@ -168,12 +168,12 @@ def list_(kind: Kind, as_json: Annotated[bool, typer.Option("--json", help="Mach
 @app.command()
 def check(method: MethodName) -> None:
     """Run the conformance suite on a method: what every method must promise, on a toy task."""
-    from promptfed import config
+    from promptfed import config, options
     from promptfed.checks import PROMISES, check_method
 
-    kind = config.find_method(method)
+    ready = options.make(config.find_method(method), {}, "method")
     for name, promise in PROMISES.items():
-        check_method(kind(), only=name)
+        check_method(ready, only=name)
         say(f"kept    {promise}")
     say(f"{method} keeps all {len(PROMISES)} promises.")
 

@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import pkgutil
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -54,7 +55,7 @@ class Recipe:
     device: str = "auto"
     checkpoint_seconds: NonNegative = 5.0
     method: Table = field(default_factory=lambda: {"name": "pfedpt"})
-    data: Table = field(default_factory=lambda: {"name": "fashion-shops"})
+    data: Table = field(default_factory=lambda: {"name": "fashion-shops", "limit": 50})
     partition: Table = field(default_factory=lambda: {"name": "pathological", "classes_per_client": 5})
     backbone: Table = field(default_factory=lambda: {"name": "cnn"})
     fleet: Table = field(default_factory=lambda: {"name": "auto"})
@@ -142,7 +143,7 @@ def _read(source: str) -> tuple[Table, str]:
         return tomllib.loads(path.read_text(encoding="utf-8")), str(path)
     except OSError as error:
         raise PromptFedError(f"The recipe {path} cannot be read: {error.strerror}.") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise PromptFedError(f"The recipe {path} is no valid TOML: {error}.") from error
 
 
@@ -168,6 +169,9 @@ def _sweep(content: Table) -> Iterator[Table]:
     """Yield one table per combination of the list values; fields that are lists themselves stay lists."""
     lists = [(path, value) for path, value in _leaves(content) if isinstance(value, list)]
     axes = [(path, value) for path, value in lists if not _is_list_field(content, path)]
+    for place, values in axes:
+        if not values:
+            raise PromptFedError(f"{'.'.join(place)}=[] is a sweep over nothing; give at least one value.")
     for chosen in product(*(values for _, values in axes)):
         single = _copy(content)
         for (place, _), value in zip(axes, chosen, strict=True):
@@ -190,7 +194,7 @@ def _copy(content: Table) -> Table:
 def _is_list_field(content: Table, path: tuple[str, ...]) -> bool:
     if len(path) != 2 or path[0] not in ("method", "backbone"):
         return False
-    name = content[path[0]].get("name")
+    name = content[path[0]].get("name", getattr(Recipe(), path[0])["name"])
     if not isinstance(name, str):
         return False
     kind = BACKBONES.get(name) if path[0] == "backbone" else find_method(name)
@@ -223,7 +227,7 @@ def resolve(content: Mapping[str, Any], where: str = "the recipe") -> Recipe:
         method=_fill_method(recipe.method),
         data=_fill(recipe.data, "data", DATASETS),
         partition=_fill(recipe.partition, "partition", PARTITIONS),
-        backbone=_fill(recipe.backbone, "backbone", BACKBONES, {"shape": (3, 32, 32), "classes": 10}),
+        backbone=_fill_backbone(recipe.backbone),
         fleet=_plain(options.make(FleetOptions, recipe.fleet, "fleet")),
         evaluate=_plain(options.make(EvaluateOptions, recipe.evaluate, "evaluate")),
     )
@@ -231,7 +235,7 @@ def resolve(content: Mapping[str, Any], where: str = "the recipe") -> Recipe:
 
 def check_device(device: str) -> None:
     """Refuse a device name that torch would not know."""
-    if device.split(":")[0] not in ("auto", "cpu", "cuda"):
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
         raise choice("device", device, ["auto", "cpu", "cuda"])
 
 
@@ -243,18 +247,35 @@ def _named(table: Table, what: str) -> tuple[str, Table]:
     return name, rest
 
 
-def _fill(table: Table, what: str, registry: Mapping[str, type], fixed: Table | None = None) -> Table:
+def _fill(table: Table, what: str, registry: Mapping[str, type]) -> Table:
     name, given = _named(table, what)
-    kind, _, path = name.partition(":")
+    kind, colon, path = name.partition(":")
     if kind == "file" and what == "partition":
+        if given:
+            raise PromptFedError(f"A saved partition takes no keys: leave out partition.{next(iter(given))}.")
         return {"name": name}
+    noun = "data set" if what == "data" else what
     if kind not in registry:
-        raise choice(what if what != "data" else "data set", kind, registry, "the recipe")
-    own = fixed or ({"path": path} if path else {})
-    if not own and "path" in options.hints(registry[kind]):
-        raise PromptFedError(f'Data set "{kind}" needs a path: write data.name={kind}:PATH.')
+        raise choice(noun, kind, registry, "the recipe")
+    takes_path = "path" in options.hints(registry[kind])
+    if takes_path and not path:
+        raise PromptFedError(f'{noun.capitalize()} "{kind}" needs a path: write {what}.name={kind}:PATH.')
+    if colon and not takes_path:
+        raise PromptFedError(f'{noun.capitalize()} "{kind}" takes no path: write {what}.name={kind}.')
+    own = {"path": path} if takes_path else {}
     made: Any = options.make(registry[kind], given, what, own)
     return {"name": name} | {key: value for key, value in _plain(made).items() if key not in own}
+
+
+def _fill_backbone(table: Table) -> Table:
+    """Fill in a backbone's options; it is built once the images' size is known."""
+    name, given = _named(table, "backbone")
+    if name not in BACKBONES:
+        raise choice("backbone", name, BACKBONES, "the recipe")
+    fixed = {"shape": None, "classes": None}
+    return (
+        {"name": name} | options.defaults(BACKBONES[name]) | options.checked(BACKBONES[name], given, "backbone", fixed)
+    )
 
 
 def _fill_method(table: Table) -> Table:

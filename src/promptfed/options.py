@@ -50,16 +50,20 @@ def defaults(kind: type) -> dict[str, Any]:
 
 def make(kind: type[Made], given: Mapping[str, object], table: str, fixed: Mapping[str, object] | None = None) -> Made:
     """Build `kind` from a recipe's `table`; `fixed` fields are the engine's own and no keys."""
-    own = dict(fixed or {})
-    valid = {name: hint for name, hint in hints(kind).items() if name not in own}
+    return kind(**dict(fixed or {}), **checked(kind, given, table, fixed or {}))
+
+
+def checked(kind: type, given: Mapping[str, object], table: str, fixed: Mapping[str, object]) -> dict[str, Any]:
+    """Return the given keys with the types their fields ask for; an unknown or missing key is refused."""
+    valid = {name: hint for name, hint in hints(kind).items() if name not in fixed}
     for key in given:
         if key not in valid:
             raise choice("key", f"{table}.{key}", [f"{table}.{name}" for name in [*valid, "name"]], "the recipe")
-    for field in fields(kind):  # type: ignore[arg-type]
+    for field in fields(kind):
         required = field.default is MISSING and field.default_factory is MISSING
         if field.name in valid and required and field.name not in given:
             raise PromptFedError(f"{table}.{field.name} is missing in the recipe; it has no default.")
-    return kind(**own, **{key: typed(f"{table}.{key}", value, valid[key]) for key, value in given.items()})
+    return {key: typed(f"{table}.{key}", value, valid[key]) for key, value in given.items()}
 
 
 def typed(key: str, value: object, hint: Any) -> Any:

@@ -127,9 +127,11 @@ def demo(seed: int, out: Path) -> list[Path]:
 def start(recipe: Recipe, folder: Path, method: Method | None = None) -> Result:
     """Run a recipe in a new folder."""
     plan = _prepare(recipe, method, None)
-    record = Record.create(folder, config.dump(recipe), environment(plan.device))
+    loop = make_loop(plan, Record(folder))
+    loop.store.get(0)  # a method that does not fit the images says so before anything is written
+    loop.record = Record.create(folder, config.dump(recipe), environment(plan.device))
     plan.partition.save(folder / "partition.json", plan.dataset)
-    return _execute(plan, record)
+    return _execute(plan, loop)
 
 
 def go_on(folder: Path, recipe: Recipe | None = None, method: Method | None = None) -> Result:
@@ -150,7 +152,7 @@ def go_on(folder: Path, recipe: Recipe | None = None, method: Method | None = No
     plan = _prepare(replace(stored, rounds=wanted.rounds, device=wanted.device), method, folder / "partition.json")
     if not (folder / "partition.json").exists():
         plan.partition.save(folder / "partition.json", plan.dataset)
-    return _execute(plan, record)
+    return _execute(plan, make_loop(plan, record))
 
 
 def _difference(stored: Recipe, wanted: Recipe) -> str:
@@ -264,11 +266,10 @@ def make_loop(plan: Plan, record: Record) -> Loop:
     return Loop(method, task, fleet, shards, store, record, settings)
 
 
-def _execute(plan: Plan, record: Record) -> Result:
+def _execute(plan: Plan, loop: Loop) -> Result:
     """Run what is left of a run, then write its summary, pictures and report."""
-    recipe = plan.recipe
+    recipe, record = plan.recipe, loop.record
     with _precision(str(recipe.fleet["precision"])):
-        loop = make_loop(plan, record)
         state = record.state(recipe.hash, plan.partition.hash)
         if state is not None:
             loop.restore(state)

@@ -11,6 +11,7 @@ from promptfed import ops
 from promptfed.backbones.init import affine
 from promptfed.errors import PromptFedError
 from promptfed.method import Draw, Rng
+from promptfed.options import Count, Share
 from promptfed.tree import Tree
 
 
@@ -20,13 +21,15 @@ class ConvNet:
 
     shape: tuple[int, int, int]
     classes: int
-    channels: tuple[int, ...] = (32, 64)
-    kernel: int = 5
-    hidden: tuple[int, ...] = (512,)
-    pool_after: tuple[int, ...] = (1, 2)  # the convolutions, counted from 1, that a pooling follows
-    dropout: tuple[float, ...] = ()  # before the first dense layer, before the second, …
+    channels: tuple[Count, ...] = (32, 64)
+    kernel: Count = 5
+    hidden: tuple[Count, ...] = (512,)
+    pool_after: tuple[Count, ...] = (1, 2)  # the convolutions, counted from 1, that a pooling follows
+    dropout: tuple[Share, ...] = ()  # before the first dense layer, before the second, …
 
     def __post_init__(self) -> None:
+        if not self.channels:
+            raise PromptFedError("backbone.channels is empty; give the channels of at least one convolution.")
         if min(self._map_size()) < 1:
             size = "×".join(str(side) for side in self.shape[1:])
             raise PromptFedError(f"Images of {size} pixels are too small for this backbone; choose a larger data.size.")
@@ -102,8 +105,8 @@ class PaperCNN(ConvNet):
     """The network the pFedPT paper describes: two convolutions 64, 5×5, dense 394 and 192."""
 
     name: ClassVar[str] = "cnn-paper"
-    channels: tuple[int, ...] = (64, 64)
-    hidden: tuple[int, ...] = (394, 192)
+    channels: tuple[Count, ...] = (64, 64)
+    hidden: tuple[Count, ...] = (394, 192)
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ class PflCNN(ConvNet):
     """The network of pfl-research's CIFAR-10 benchmark: conv 32 and 64, 3×3, one pooling, dense 128, dropout."""
 
     name: ClassVar[str] = "cnn-pfl"
-    kernel: int = 3
-    hidden: tuple[int, ...] = (128,)
-    pool_after: tuple[int, ...] = (2,)
-    dropout: tuple[float, ...] = (0.25, 0.5)
+    kernel: Count = 3
+    hidden: tuple[Count, ...] = (128,)
+    pool_after: tuple[Count, ...] = (2,)
+    dropout: tuple[Share, ...] = (0.25, 0.5)

@@ -46,7 +46,7 @@ def _read(path: Path) -> Arrays:
     if not path.is_file():
         raise PromptFedError(f"There is no file {path}.")
     try:
-        with np.load(path) as opened:
+        with path.open("rb") as file, np.load(file) as opened:
             return dict(opened)
     except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as problem:
         raise PromptFedError(f"{path} is not an .npz file of plain arrays: {problem}.") from problem

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-Score = dict[str, float | None | list[float | None]]
+Score = dict[str, float | list[float | None] | None]
 
 
 def score(correct: Sequence[float], count: Sequence[float]) -> Score:

@@ -2,6 +2,7 @@
 
 import math
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -58,6 +59,7 @@ class Loop:
         self.everyone = torch.arange(len(shards))
         self.finished = 0
         self._saved = 0
+        self._watched: tuple[int, Tensor] | None = None  # the last round, and whether its numbers are finite
         self.server: Tree = tree.to(method.init_server(task, rng_for(settings.seed, "server")), self.device)
 
     def restore(self, state: Line) -> None:
@@ -71,6 +73,7 @@ class Loop:
 
     def save(self, recipe_hash: str, partition_hash: str) -> None:
         """Commit the state after the last finished round."""
+        self._check_watched()
         with uninterrupted():
             self._save(recipe_hash, partition_hash)
 
@@ -87,7 +90,8 @@ class Loop:
             self._run(save, progress)
         finally:
             self.store.discard()
-            if self._saved < self.finished:
+            interrupted = isinstance(sys.exception(), KeyboardInterrupt)
+            if self._saved < self.finished and (interrupted or self.finished == self.settings.rounds):
                 save()
 
     def _run(self, save: Callable[[], None], progress: Callable[[Line], None]) -> None:
@@ -119,7 +123,7 @@ class Loop:
             scores |= self._personal_scores(server, t, clients, fitted)
         if last or (evaluated and not personal):
             scores["deployed"] = self._deployed_score(server)
-        _check_finite(server, t, scores["loss"])
+        self._watch(server, t, scores["loss"])
         return server, {
             "round": t + 1,
             "clients": clients.tolist(),
@@ -164,6 +168,18 @@ class Loop:
         sums = tree.cat(parts)
         return score(sums["correct"].tolist(), sums["count"].tolist())
 
+    def _watch(self, server: Tree, t: int, loss: float | None) -> None:
+        """Refuse numbers that are not finite, a round late, so that a GPU need not be waited for every round."""
+        self._check_watched()
+        if loss is not None and not math.isfinite(loss):
+            raise _diverged(t)
+        if server:
+            self._watched = t, torch.stack([torch.isfinite(value).all() for value in server.values()]).all()
+
+    def _check_watched(self) -> None:
+        if self._watched is not None and not self._watched[1]:
+            raise _diverged(self._watched[0])
+
     def _download(self, clients: Tensor) -> Tree:
         return self.method.download(self.task, self.server, clients)
 
@@ -174,10 +190,8 @@ class Loop:
         return self.fleet.evaluate(t, self.everyone, download, adapt=adapt)
 
 
-def _check_finite(server: Tree, t: int, loss: float | None) -> None:
-    finite = torch.stack([torch.isfinite(value).all() for value in server.values()]).all() if server else True
-    if not finite or (loss is not None and not math.isfinite(loss)):
-        raise PromptFedError(f"Training diverged in round {t + 1}: its numbers are no longer finite; lower method.lr.")
+def _diverged(t: int) -> PromptFedError:
+    return PromptFedError(f"Training diverged in round {t + 1}: its numbers are no longer finite; lower method.lr.")
 
 
 @contextmanager

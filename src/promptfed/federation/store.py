@@ -4,6 +4,7 @@ Files are written whole under new names and listed in the checkpoint's manifest,
 a file the manifest does not name is a leftover of an interrupted run and is removed.
 """
 
+import json
 import os
 import zlib
 from collections.abc import Callable, Iterable
@@ -24,7 +25,9 @@ Manifest = dict[str, dict[str, object]]
 def write_tree(path: Path, content: Tree) -> int:
     """Write a tree and return its checksum."""
     # a clone: two names may share one tensor's memory, which the format refuses
-    data = save({name: value.clone(memory_format=torch.contiguous_format) for name, value in content.items()})
+    plain = {name: value.clone(memory_format=torch.contiguous_format) for name, value in content.items()}
+    # the format sorts names, but a method may walk over a tree, and sums depend on the order
+    data = save(plain, metadata={"order": json.dumps(list(content))})
     with path.open("wb") as file:
         file.write(data)
         file.flush()
@@ -44,8 +47,9 @@ def read_tree(path: Path, prefix: str = "") -> Tree:
     """Read the tensors whose names begin with `prefix`, which is cut off."""
     try:
         with safe_open(path, framework="pt") as file:
-            return {name.removeprefix(prefix): file.get_tensor(name) for name in file.keys() if name.startswith(prefix)}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
+            order = json.loads(file.metadata()["order"])
+            return {name.removeprefix(prefix): file.get_tensor(name) for name in order if name.startswith(prefix)}
+    except (OSError, SafetensorError, KeyError, TypeError) as error:
         raise PromptFedError(f"The checkpoint file {path} cannot be read: {error}.") from error
 
 

@@ -1,0 +1,178 @@
+"""The two fleets against each other: unequal clients, chunks, a single client, clients without test images."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from promptfed import tree
+from promptfed.config import Recipe
+from promptfed.data.dataset import Dataset
+from promptfed.data.shares import Partition
+from promptfed.federation.fleet import Fleet, OneByOne, Stacked, test_deployed
+from promptfed.federation.loop import Loop
+from promptfed.method import Method
+from promptfed.methods.fedavg import FedAvg
+from promptfed.methods.local_only import Local
+from promptfed.methods.pfedpt import PFedPT
+from promptfed.record import Record
+from promptfed.runner import Plan, make_loop
+from promptfed.tree import Tree
+from toys import shares
+
+test_deployed.__test__ = False  # type: ignore[attr-defined]
+
+SIZES, TESTS = (9, 40, 3, 24, 1), (4, 300, 0, 7, 5)
+BACKBONE = {"name": "vit-tiny", "patch": 4, "width": 8, "depth": 1, "heads": 2}
+METHODS: list[Method] = [
+    FedAvg(lr=0.05, epochs=1, batch=8, momentum=0.5),
+    Local(lr=0.05, epochs=1, batch=8, weight_decay=0.01),
+    PFedPT(lr=0.05, epochs=1, prompt_epochs=1, batch=8),
+    PFedPT(prompt="random-patch", size=3, lr=0.05, epochs=1, prompt_epochs=1, batch=8, drop_last=True),
+]
+
+
+def images(count: int, classes: int = 3, domains: int = 1) -> Dataset:
+    rng = np.random.default_rng(1)
+    labels = np.arange(count) % classes
+    pattern = rng.integers(60, 196, (classes, 8, 8, 3))
+    pixels = np.clip(pattern[labels] + rng.integers(-40, 41, (count, 8, 8, 3)), 0, 255).astype(np.uint8)
+    names = tuple(f"place {number}" for number in range(domains))
+    where = (np.arange(count) // classes) % domains
+    return Dataset(
+        "toy", pixels, labels, np.zeros(count, bool), tuple(f"class {c}" for c in range(max(classes, 2))), where, names
+    )
+
+
+def make(
+    method: Method,
+    folder: Path,
+    fleet: str = "one-by-one",
+    *,
+    sizes: Sequence[int] = SIZES,
+    tests: Sequence[int] = TESTS,
+    width: int = 0,
+    per_round: int = 0,
+    rounds: int = 2,
+    classes: int = 3,
+    domains: int = 1,
+) -> Loop:
+    """Return the round loop of clients with that many images."""
+    data = images(sum(sizes) + sum(tests), classes, domains)
+    dealt = shares([*sizes, *tests])
+    partition = Partition("toy", tuple(dealt[: len(sizes)]), tuple(dealt[len(sizes) :]))
+    recipe = Recipe(
+        rounds=rounds,
+        clients=len(sizes),
+        per_round=per_round,
+        backbone=BACKBONE,
+        fleet={"name": fleet, "width": width, "precision": "fp32"},
+    )
+    plan = Plan(recipe, method, data, partition, torch.device("cpu"))
+    return make_loop(plan, Record.create(folder, "", {}))
+
+
+def fit(loop: Loop, clients: torch.Tensor) -> tuple[Tree, Tree, torch.Tensor, Tree]:
+    down = loop.method.download(loop.task, loop.server, clients)
+    fitted = loop.fleet.fit(0, clients, down)
+    loop.store.seal()
+    return fitted.up, fitted.tested, fitted.weights, fitted.measures
+
+
+def close(first: Tree, second: Tree) -> None:
+    torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: f"{method.name}-{getattr(method, 'prompt', '')}")
+@pytest.mark.parametrize("chosen", [(0, 1, 2, 3, 4), (1, 4), (2,), (4, 0, 3)], ids=str)
+def test_a_stack_equals_one_by_one(method: Method, chosen: tuple[int, ...], tmp_path: Path) -> None:
+    one, many = make(method, tmp_path / "one"), make(method, tmp_path / "many", "stacked")
+    clients = torch.tensor(chosen)
+    for first, second in zip(fit(one, clients), fit(many, clients), strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5)
+    for client in chosen:
+        close(one.store.get(client), many.store.get(client))
+
+
+@pytest.mark.parametrize("width", [1, 2, 4])
+def test_chunks_equal_the_whole_stack(width: int, tmp_path: Path) -> None:
+    method, clients = METHODS[2], torch.arange(5)
+    whole, parts = make(method, tmp_path / "a", "stacked"), make(method, tmp_path / "b", "stacked", width=width)
+    assert isinstance(whole.fleet, Stacked)
+    assert isinstance(parts.fleet, Stacked)
+    assert (whole.fleet.width, parts.fleet.width) == (5, width)
+    for first, second in zip(fit(whole, clients), fit(parts, clients), strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5)
+    for client in range(5):
+        close(whole.store.get(client), parts.store.get(client))
+    scores = [evaluate(loop.fleet, loop) for loop in (whole, parts)]
+    assert scores[0]["correct"].tolist() == scores[1]["correct"].tolist()
+
+
+def evaluate(fleet: Fleet, loop: Loop, adapt: bool = False) -> Tree:
+    def download(clients: torch.Tensor) -> Tree:
+        return loop.method.download(loop.task, loop.server, clients)
+
+    return fleet.evaluate(0, torch.arange(len(loop.shards)), download, adapt=adapt)
+
+
+@pytest.mark.parametrize("fleet", ["one-by-one", "stacked"])
+@pytest.mark.parametrize("adapt", [False, True])
+def test_every_test_image_counts_once(fleet: str, adapt: bool, tmp_path: Path) -> None:
+    loop = make(METHODS[2], tmp_path / "run", fleet)
+    sums = evaluate(loop.fleet, loop, adapt)
+    assert sums["count"].tolist() == list(TESTS)
+    assert (sums["correct"] <= sums["count"]).all()
+    assert sums["correct"][2] == 0
+
+
+def test_fleets_score_the_same(tmp_path: Path) -> None:
+    one, many = make(METHODS[2], tmp_path / "a"), make(METHODS[2], tmp_path / "b", "stacked", width=2)
+    first, second = evaluate(one.fleet, one), evaluate(many.fleet, many)
+    assert first["correct"].tolist() == second["correct"].tolist()
+    close(first, second)
+
+
+@pytest.mark.parametrize("fleet", ["one-by-one", "stacked"])
+def test_without_keeping_nothing_changes(fleet: str, tmp_path: Path) -> None:
+    loop = make(METHODS[2], tmp_path / "run", fleet)
+    before = {client: tree.map(torch.clone, loop.store.get(client)) for client in range(5)}
+    clients = torch.arange(5)
+    loop.fleet.fit(0, clients, loop.method.download(loop.task, loop.server, clients), keep=False)
+    loop.store.seal()
+    for client in range(5):
+        torch.testing.assert_close(loop.store.get(client), before[client], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("fleet", ["one-by-one", "stacked"])
+def test_without_testing_nothing_is_tested(fleet: str, tmp_path: Path) -> None:
+    loop, clients = make(METHODS[0], tmp_path / "run", fleet), torch.arange(5)
+    down = loop.method.download(loop.task, loop.server, clients)
+    assert loop.fleet.fit(0, clients, down, test=False).tested == {}
+    assert loop.fleet.fit(0, clients, down).tested["count"].tolist() == list(TESTS)
+
+
+def test_stored_rows_do_not_hold_the_whole_stack_in_memory(tmp_path: Path) -> None:
+    loop = make(METHODS[1], tmp_path / "run", "stacked")
+    fit(loop, torch.arange(5))
+    for value in loop.store.get(0).values():
+        assert value.untyped_storage().nbytes() == value.numel() * value.element_size()
+
+
+def test_weights_are_the_clients_sizes(tmp_path: Path) -> None:
+    loop = make(METHODS[0], tmp_path / "run")
+    assert fit(loop, torch.tensor([3, 0]))[2].tolist() == [24.0, 9.0]
+    assert isinstance(loop.fleet, OneByOne)
+
+
+def test_deployed_scores_per_domain(tmp_path: Path) -> None:
+    loop = make(FedAvg(), tmp_path / "run", domains=2)
+    scores = test_deployed(loop.method, loop.task, loop.server, loop.shards, ("place 0", "place 1"))
+    rows = np.concatenate(loop.shards.rows["test"])
+    counts = np.bincount(loop.shards.pool.domains[rows], minlength=2)
+    assert set(scores) == {"all", "place 0", "place 1"}
+    both = (scores["place 0"] * counts[0] + scores["place 1"] * counts[1]) / counts.sum()
+    assert scores["all"] == pytest.approx(both)
+    assert set(test_deployed(loop.method, loop.task, loop.server, loop.shards, ("place 0",))) == {"all"}

@@ -1,0 +1,85 @@
+"""Who may import whom, read off the source."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import promptfed
+
+ROOT = Path(promptfed.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+CONTRACT = {"method", "local", "ops", "tree", "prompts", "options", "keys"}
+# each of these may import, at any time, only what is listed: the bottom of the design is free of what is built on it
+ALLOWED = {
+    "errors": set[str](),
+    "tree": set[str](),
+    "keys": set[str](),
+    "progress": set[str](),
+    "ops": {"tree"},
+    "options": {"errors"},
+    "method": {"ops", "tree"},
+    "local": {"method", "ops", "tree"},
+    "prompts": {"errors", "ops", "tree"},
+    "backbones": {"errors", "method", "ops", "options", "tree"},
+    "methods": CONTRACT,
+}
+FORBIDDEN = {
+    "federation": {"methods", "config", "runner", "cli", "report", "catalogue", "checks", "backbones"},
+    "data": {"methods", "federation", "config", "runner", "cli", "report", "record", "backbones", "prompts"},
+    "report": {"methods", "federation", "config", "runner", "cli", "backbones", "method", "local", "ops", "tree"},
+    "record": {"methods", "federation", "config", "runner", "cli", "report", "backbones", "data", "tree"},
+    "config": {"federation", "runner", "cli", "report", "record", "checks", "catalogue"},
+    "runner": {"cli", "checks", "catalogue"},
+}
+
+
+def part(path: Path) -> str:
+    """Return the module or sub-package of the top level a file belongs to."""
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> set[str]:
+    """Return all modules a file imports, at the top or later, in full."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} has a relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def parts(path: Path) -> set[str]:
+    """Return the parts of this package a file imports, its own left out."""
+    inner = {name.split(".")[1] for name in imports(path) if name.startswith("promptfed.")}
+    return {name for name in inner if name != part(path) and not name.startswith("__")}
+
+
+def test_the_rules_see_imports() -> None:
+    assert {"tree", "method", "record", "data"} <= parts(ROOT / "federation" / "loop.py")
+    assert "torch" in {name.split(".")[0] for name in imports(ROOT / "tree.py")}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_imports_point_downwards(path: Path) -> None:
+    own = part(path)
+    assert parts(path) <= ALLOWED.get(own, parts(path))
+    assert not parts(path) & FORBIDDEN.get(own, set())
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_no_grab_bags(path: Path) -> None:
+    assert path.stem not in ("utils", "helpers", "common", "misc", "base")
+
+
+def test_the_report_never_imports_torch() -> None:
+    for path in FILES:
+        if part(path) in ("report", "record", "errors", "cli", "progress", "__main__"):
+            assert not {name for name in imports(path) if name.split(".")[0] == "torch"}, path
+
+
+def test_a_method_knows_no_data_sets_devices_or_command_line() -> None:
+    for path in (ROOT / "methods").glob("*.py"):
+        assert parts(path) <= CONTRACT, path
