@@ -18,7 +18,7 @@ from promptfed import tree
 from promptfed.config import Recipe
 from promptfed.data.dataset import Dataset
 from promptfed.data.partition import Partition
-from promptfed.errors import PromptFedError
+from promptfed.errors import PromptFedError, choice
 from promptfed.federation.loop import Loop
 from promptfed.method import Method
 from promptfed.record import Record
@@ -36,6 +36,8 @@ class BrokenPromiseError(PromptFedError):
 
 def check_method(method: Method, only: str | None = None) -> None:
     """Raise BrokenPromiseError, with a sentence, at the first promise `method` does not keep."""
+    if only is not None and only not in _CHECKS:
+        raise choice("promise", only, _CHECKS)
     for name, check in _CHECKS.items():
         if only in (None, name):
             check(method)
@@ -108,7 +110,11 @@ def _same(first: Tree, second: Tree, tolerance: float = 0.0) -> bool:
 def _frozen(method: Method) -> None:
     params = getattr(type(method), "__dataclass_params__", None)
     _expect(params is not None and params.frozen, "it must be a frozen dataclass (@dataclass(frozen=True))", method)
-    _expect(pickle.loads(pickle.dumps(method)) == method, "it must survive pickling", method)
+    try:
+        same = pickle.loads(pickle.dumps(method)) == method
+    except (pickle.PicklingError, AttributeError, TypeError):
+        same = False
+    _expect(same, "it must survive pickling", method)
     _expect(dataclasses.replace(method) == method, "its fields must be its hyper-parameters and nothing else", method)  # type: ignore[type-var]
 
 
@@ -220,7 +226,7 @@ def _learns(method: Method, folder: Path) -> None:
         loop.store.seal()
         losses.append(line["loss"])
     _expect(
-        min(losses[-3:]) < losses[0],
+        min(losses[-3:]) < 0.99 * losses[0],
         f"the loss must fall on the toy task; it went {losses[0]:.3f} to {losses[-1]:.3f}",
         method,
     )
@@ -228,8 +234,8 @@ def _learns(method: Method, folder: Path) -> None:
 
 PROMISES = {
     "frozen": "a frozen, picklable value without state",
-    "inputs": "no input is changed in place",
     "names": "what is private stays private, under fixed names and shapes",
+    "inputs": "no input is changed in place",
     "wire": "what travels survives the wire",
     "stacked": "a stack of clients equals one by one, also with unequal clients",
     "order": "the order of clients does not matter",
@@ -238,7 +244,7 @@ PROMISES = {
 }
 _CHECKS: dict[str, Callable[[Method], None]] = {
     "frozen": _frozen,
-    **{name: _with_loop(check) for name, check in (("inputs", _inputs), ("names", _names), ("wire", _wire))},
+    **{name: _with_loop(check) for name, check in (("names", _names), ("inputs", _inputs), ("wire", _wire))},
     **{name: _with_loop(check) for name, check in (("stacked", _stacked), ("order", _order))},
     **{name: _with_loop(check) for name, check in (("resume", _resume), ("learns", _learns))},
 }

@@ -78,7 +78,7 @@ def run(
     if source is not None and "=" in source:
         words, source = [source, *words], None
     if resume is not None:
-        recipe = config.load(source or str(resume / "recipe.toml"), words)[0] if source or words else None
+        recipe = runner.single(config.load(source or str(resume / "recipe.toml"), words)) if source or words else None
         _guarded(resume, lambda: runner.go_on(resume, recipe))
         return
     if source is None:
@@ -96,7 +96,7 @@ def _guarded(folder: Path, work: Any, show: bool = True) -> None:
     try:
         result = work()
     except KeyboardInterrupt:
-        Console(stderr=True).print(f"Stopped. Go on with: promptfed run --resume {folder}", soft_wrap=True)
+        _complain(f"Stopped. Go on with: promptfed run --resume {folder}")
         raise typer.Exit(130) from None
     if show:
         _show([result.folder], Format.terminal)
@@ -109,7 +109,6 @@ def _show(folders: list[Path], form: Format) -> None:
     table = compare([read_run(folder) for folder in folders])
     if form is Format.terminal:
         console.print(table.to_rich())
-        console.print(table.legend, style="dim")
     else:
         writer = {"markdown": table.to_markdown, "latex": table.to_latex, "csv": table.to_csv}[form.value]
         typer.echo(writer())
@@ -127,7 +126,7 @@ def demo(
     try:
         folders = runner.demo(seed, out)
     except KeyboardInterrupt:
-        Console(stderr=True).print(f"Stopped. Go on with: promptfed demo --seed {seed} --out {out}", soft_wrap=True)
+        _complain(f"Stopped. Go on with: promptfed demo --seed {seed} --out {out}")
         raise typer.Exit(130) from None
     console.print(headline([read_run(folder) for folder in folders]).to_rich())
     page = write_report(folders, out / f"report-seed{seed}.html")
@@ -227,6 +226,10 @@ def main() -> None:
         _fail(f"{error.strerror or error}{place}.{hint}")
 
 
+def _complain(sentence: str) -> None:
+    Console(stderr=True).print(sentence, soft_wrap=True, highlight=False, markup=False)
+
+
 def _fail(sentence: str) -> None:
-    Console(stderr=True).print(f"promptfed: {sentence}", soft_wrap=True, highlight=False, markup=False)
+    _complain(f"promptfed: {sentence}")
     sys.exit(2)

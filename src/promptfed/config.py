@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib
+import json
 import pkgutil
 import re
 import tomllib
@@ -319,8 +320,7 @@ def literal(value: object) -> str:
         return repr(value)
     if isinstance(value, list | tuple):
         return f"[{', '.join(literal(item) for item in value)}]"
-    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def flatten(recipe: Recipe) -> Table:

@@ -57,8 +57,13 @@ class Record:
         try:
             state: Line = json.loads(path.read_text(encoding="utf-8"))
             known = {key: state[key] for key in ("format", "recipe", "partition", "round", "server", "personal")}
-        except (ValueError, KeyError, TypeError) as error:
-            raise PromptFedError(f"The checkpoint {path} is torn or foreign; start anew with another --out.") from error
+            whole = isinstance(known["round"], int) and isinstance(known["personal"], dict)
+            whole = whole and {"file", "crc32"} <= known["server"].keys()
+            whole = whole and all({"crc32", "clients"} <= entry.keys() for entry in known["personal"].values())
+        except (ValueError, KeyError, TypeError, AttributeError):
+            whole = False
+        if not whole:
+            raise PromptFedError(f"The checkpoint {path} is torn or foreign; start anew with another --out.")
         if known["format"] != FORMAT:
             raise PromptFedError(f"The checkpoint {path} has format {known['format']}; this version reads {FORMAT}.")
         for what, expected in (("recipe", recipe_hash), ("partition", partition_hash)):
@@ -80,9 +85,9 @@ class Record:
 
     def append(self, line: Line) -> None:
         """Add a finished round."""
-        self.rounds.append(line)
         with (self.folder / "rounds.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+        self.rounds.append(line)
 
     def commit(self, state: Line) -> None:
         """Make `state` the one to resume from, then remove the files it does not name."""

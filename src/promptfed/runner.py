@@ -6,7 +6,7 @@ import os
 import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +63,13 @@ def run(
     """
     own = source if isinstance(source, Method) else None
     if isinstance(source, Recipe):
-        recipe = source
+        if overrides or changes:
+            raise PromptFedError("A recipe is run as it is; change it with dataclasses.replace, not by keywords.")
+        recipe = config.resolve(asdict(source))
     else:
         words = [*overrides, *_words(changes)]
         name = source if isinstance(source, str) else f"{type(source).__module__}:{type(source).__qualname__}"
-        recipe = _single(config.load(name, words) if own is None else _own(own, name, words))
+        recipe = single(config.load(name, words) if own is None else _own(own, name, words))
     if resume is not None:
         return go_on(Path(resume), recipe, own)
     return start(recipe, Path(out) if out is not None else default_folder(recipe), own)
@@ -88,9 +90,12 @@ def _own(method: Method, name: str, words: list[str]) -> list[Recipe]:
     return config.load(name, [f"method.{key}={config.literal(value)}" for key, value in fields.items()] + words)
 
 
-def _single(found: list[Recipe]) -> Recipe:
+def single(found: list[Recipe]) -> Recipe:
+    """Return the one recipe, or refuse a sweep."""
     if len(found) != 1:
-        raise PromptFedError(f"This recipe is a sweep of {len(found)} runs; run them one by one from Python.")
+        raise PromptFedError(
+            f"This recipe is a sweep of {len(found)} runs; only `promptfed run` without --resume takes a sweep."
+        )
     return found[0]
 
 
@@ -115,7 +120,7 @@ def demo(seed: int, out: Path) -> list[Path]:
     folders = []
     for name in ("local", "fedavg", "pfedpt"):
         folder = out / f"{name}-seed{seed}"
-        recipe = _single(config.load(f"demo/{name}", [f"seed={seed}"]))
+        recipe = single(config.load(f"demo/{name}", [f"seed={seed}"]))
         if (folder / "recipe.toml").exists():
             go_on(folder, recipe)
         else:
@@ -137,16 +142,13 @@ def start(recipe: Recipe, folder: Path, method: Method | None = None) -> Result:
 def go_on(folder: Path, recipe: Recipe | None = None, method: Method | None = None) -> Result:
     """Resume the run in `folder`; a recipe given with it must be the run's own, but may ask for more rounds."""
     record = Record.reopen(folder)
-    stored = _single(config.load(str(folder / "recipe.toml")))
+    stored = single(config.load(str(folder / "recipe.toml")))
     wanted = stored if recipe is None else recipe
     if wanted.hash != stored.hash:
         raise PromptFedError(f"{folder} was run with {_difference(stored, wanted)}; resume it without that change.")
     if wanted.rounds < stored.rounds:
         raise PromptFedError(f"{folder} was asked for {stored.rounds} rounds; it can go on to more, not to fewer.")
-    if wanted.rounds > stored.rounds:
-        (folder / "summary.json").unlink(missing_ok=True)
-        write_text(folder / "recipe.toml", config.dump(replace(stored, rounds=wanted.rounds)))
-    elif (folder / "summary.json").exists():
+    if wanted.rounds == stored.rounds and (folder / "summary.json").exists():
         record.rewind(stored.rounds)
         return Result(folder, record.rounds, json.loads((folder / "summary.json").read_text(encoding="utf-8")))
     plan = _prepare(replace(stored, rounds=wanted.rounds, device=wanted.device), method, folder / "partition.json")
@@ -270,9 +272,7 @@ def _execute(plan: Plan, loop: Loop) -> Result:
     """Run what is left of a run, then write its summary, pictures and report."""
     recipe, record = plan.recipe, loop.record
     with _precision(str(recipe.fleet["precision"])):
-        state = record.state(recipe.hash, plan.partition.hash)
-        if state is not None:
-            loop.restore(state)
+        _go_back(loop, recipe, plan.partition)
         with bar(f"{recipe.method['name']}", recipe.rounds) as advance:
             advance(loop.finished, "")
             loop.run(lambda: loop.save(recipe.hash, plan.partition.hash), lambda line: advance(1, _note(line)))
@@ -293,6 +293,20 @@ def _execute(plan: Plan, loop: Loop) -> Result:
     _draw(loop, record.folder / "pictures", plan.dataset)
     write_report([record.folder])
     return Result(record.folder, record.rounds, summary)
+
+
+def _go_back(loop: Loop, recipe: Recipe, partition: Partition) -> None:
+    """Return to the last committed state, if there is one; rounds beyond it are made again."""
+    record = loop.record
+    state = record.state(recipe.hash, partition.hash)
+    if state is None:
+        record.rewind(0)
+    else:
+        loop.restore(state)
+    stored = record.folder / "recipe.toml"
+    if stored.read_text(encoding="utf-8") != config.dump(recipe):  # it was asked for more rounds
+        (record.folder / "summary.json").unlink(missing_ok=True)
+        write_text(stored, config.dump(recipe))
 
 
 def _note(line: Line) -> str:

@@ -2,7 +2,6 @@
 
 import math
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -85,13 +84,12 @@ class Loop:
         self._saved = self.finished
 
     def run(self, save: Callable[[], None], progress: Callable[[Line], None]) -> None:
-        """Run the rounds that are left, saving every `checkpoint_seconds`, at the end, and when interrupted."""
+        """Run the rounds that are left, saving every `checkpoint_seconds` and when it ends, however it ends."""
         try:
             self._run(save, progress)
         finally:
             self.store.discard()
-            interrupted = isinstance(sys.exception(), KeyboardInterrupt)
-            if self._saved < self.finished and (interrupted or self.finished == self.settings.rounds):
+            if self._saved < self.finished and self._finite():
                 save()
 
     def _run(self, save: Callable[[], None], progress: Callable[[Line], None]) -> None:
@@ -99,9 +97,9 @@ class Loop:
         while self.finished < self.settings.rounds:
             server, line = self.round(self.finished)
             with uninterrupted():
+                self.record.append(line)  # may fail on a full disk; only then does the round count
                 self.server = server
                 self.store.seal()
-                self.record.append(line)
                 self.finished += 1
             progress(line)
             if time.monotonic() - last_save >= self.settings.checkpoint_seconds:
@@ -177,8 +175,11 @@ class Loop:
             self._watched = t, torch.stack([torch.isfinite(value).all() for value in server.values()]).all()
 
     def _check_watched(self) -> None:
-        if self._watched is not None and not self._watched[1]:
+        if self._watched is not None and not self._finite():
             raise _diverged(self._watched[0])
+
+    def _finite(self) -> bool:
+        return self._watched is None or bool(self._watched[1])
 
     def _download(self, clients: Tensor) -> Tree:
         return self.method.download(self.task, self.server, clients)
