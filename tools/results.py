@@ -2,14 +2,16 @@
 
     python tools/results.py
 
-Each summary is the summary.json of one finished run folder, named COLUMN-ROW.json. The paper's figures are its Table 1.
+Each summary is the summary.json of one finished run folder: the demo's are named METHOD-seedN.json, those on CIFAR-10
+COLUMN-ROW.json. The paper's figures are those of pFedPT's Table 1.
 """
 
 import json
 from pathlib import Path
 from typing import Any
 
-SUMMARIES = Path(__file__).parents[1] / "docs" / "results" / "pfedpt-cifar10"
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+SEEDS = range(5)
 ROWS = {"local": "Local", "fedavg": "FedAvg", "pfedpt": "pFedPT, 2-pixel frame", "pfedpt4": "pFedPT, 4-pixel frame"}
 COLUMNS = {
     "dirichlet": "Dirichlet 0.3, split as the authors' code does",
@@ -24,9 +26,9 @@ PAPER = {
 }
 
 
-def summary(column: str, row: str) -> dict[str, Any] | None:
-    """Return a cell's summary, if it was run."""
-    path = SUMMARIES / f"{column}-{row}.json"
+def summary(folder: str, name: str) -> dict[str, Any] | None:
+    """Return a run's summary, if it was run."""
+    path = RESULTS / folder / f"{name}.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
@@ -39,7 +41,7 @@ def table(column: str) -> list[str]:
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
     for row, title in ROWS.items():
-        found = summary(column, row)
+        found = summary("pfedpt-cifar10", f"{column}-{row}")
         if found is None:
             continue
         accuracy = found["accuracy"]
@@ -51,8 +53,21 @@ def table(column: str) -> list[str]:
     return [*lines, ""]
 
 
+def demo_table() -> list[str]:
+    """Return the demo's mean accuracy over clients for every seed."""
+    lines = [f"| seed | {' | '.join(map(str, SEEDS))} |", "|---|" + "--:|" * len(SEEDS)]
+    means: dict[str, list[float]] = {}
+    for method, title in (("local", "Local"), ("fedavg", "FedAvg"), ("pfedpt", "pFedPT")):
+        found = [summary("demo", f"{method}-seed{seed}") for seed in SEEDS]
+        means[method] = [100 * one["accuracy"]["mean"] for one in found if one]
+        lines.append(f"| {title} | {' | '.join(f'{mean:.2f}' for mean in means[method])} |")
+    gains = [ours - theirs for ours, theirs in zip(means["pfedpt"], means["fedavg"], strict=True)]
+    return [*lines, f"| pFedPT above FedAvg | {' | '.join(f'{gain:+.2f}' for gain in gains)} |", ""]
+
+
 def main() -> None:
     """Print all tables."""
+    print("\n".join(demo_table()))
     for column in COLUMNS:
         print("\n".join(table(column)))
 

@@ -131,7 +131,7 @@ def demo(
     console.print(headline([read_run(folder) for folder in folders]).to_rich())
     page = write_report(folders, out / f"report-seed{seed}.html")
     say(f"Report: {page.resolve()}")
-    say("Next: promptfed run pfedpt method.size=4 seed=[0,1,2] shows whether a wider frame helps.")
+    say("Next: promptfed run demo/pfedpt method.size=[1,2,8] shows how wide the frame should be.")
 
 
 @app.command()

@@ -43,12 +43,14 @@ def verify(path: Path, checksum: object) -> None:
         raise PromptFedError(f"The checkpoint is torn: {path} is not what was saved; start anew with another --out.")
 
 
-def read_tree(path: Path, prefix: str = "") -> Tree:
-    """Read the tensors whose names begin with `prefix`, which is cut off."""
+def read_tree(path: Path, row: int | None = None) -> Tree:
+    """Read a tree in the order it was written, or one row of a stacked tree."""
     try:
         with safe_open(path, framework="pt") as file:
             order = json.loads(file.metadata()["order"])
-            return {name.removeprefix(prefix): file.get_tensor(name) for name in order if name.startswith(prefix)}
+            if row is None:
+                return {name: file.get_tensor(name) for name in order}
+            return {name: file.get_slice(name)[row : row + 1][0] for name in order}
     except (OSError, SafetensorError, KeyError, TypeError) as error:
         raise PromptFedError(f"The checkpoint file {path} cannot be read: {error}.") from error
 
@@ -62,7 +64,7 @@ class Store:
         self._bytes = 0
         self._staged: dict[int, Tree] = {}  # of the round under way
         self._unsaved: set[int] = set()
-        self._where: dict[int, str] = {}
+        self._where: dict[int, tuple[str, int]] = {}  # the file, and the client's row in it
         self._files: Manifest = {}
         self._written = 0
 
@@ -74,7 +76,7 @@ class Store:
             found = self._memory.pop(client)
             self._bytes -= tree.nbytes(found)
         elif client in self._where:
-            found = read_tree(self._folder / self._where[client], f"{client}/")
+            found = self._read(client)
         else:
             found = self._fresh(client)
         self._keep(client, found)
@@ -110,21 +112,28 @@ class Store:
             self._bytes -= tree.nbytes(self._memory.pop(client))
 
     def _flush(self, clients: Iterable[int]) -> None:
-        content = {f"{c}/{name}": value for c in sorted(clients) for name, value in self._memory_or_file(c).items()}
-        if not content:
+        """Write the clients' trees, those of one shape stacked in one file."""
+        alike: dict[object, dict[int, Tree]] = {}
+        for client in sorted(clients):
+            value = self._memory[client] if client in self._memory else self._read(client)
+            shape = tuple((name, part.shape, part.dtype) for name, part in value.items())
+            alike.setdefault(shape, {})[client] = value
+        for members in alike.values():
+            self._write(list(members), tree.stack(list(members.values())))
+        self._unsaved -= set(clients)
+
+    def _write(self, clients: list[int], stacked: Tree) -> None:
+        if not stacked:  # nothing personal: `fresh` makes it again
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         self._written += 1
         name = f"personal-{self._written:06d}.safetensors"
-        self._files[name] = {"crc32": write_tree(self._folder / name, content), "clients": sorted(clients)}
-        for client in clients:
-            self._where[client] = name
-        self._unsaved -= set(clients)
+        self._files[name] = {"crc32": write_tree(self._folder / name, stacked), "clients": clients}
+        self._where |= {client: (name, row) for row, client in enumerate(clients)}
 
-    def _memory_or_file(self, client: int) -> Tree:
-        if client in self._memory:
-            return self._memory[client]
-        return read_tree(self._folder / self._where[client], f"{client}/")
+    def _read(self, client: int) -> Tree:
+        name, row = self._where[client]
+        return read_tree(self._folder / name, row)
 
     def commit(self) -> Manifest:
         """Write all that changed; return the manifest of the files that now count.
@@ -132,12 +141,12 @@ class Store:
         A file half of whose clients have moved on is written anew, so the disk holds at most about twice the state.
         """
         live: dict[str, list[int]] = {}
-        for client, name in self._where.items():
+        for client, (name, _) in self._where.items():
             if client not in self._unsaved:
                 live.setdefault(name, []).append(client)
         stale = [c for name, kept in live.items() if 2 * len(kept) < len(self._files[name]["clients"]) for c in kept]  # type: ignore[arg-type]
         self._flush(self._unsaved | set(stale))
-        named = set(self._where.values())
+        named = {name for name, _ in self._where.values()}
         self._files = {name: entry for name, entry in self._files.items() if name in named}
         return dict(self._files)
 
@@ -147,6 +156,6 @@ class Store:
             verify(self._folder / name, manifest[name]["crc32"])
             clients = manifest[name]["clients"]
             assert isinstance(clients, list)
-            self._where |= dict.fromkeys(clients, name)
+            self._where |= {client: (name, row) for row, client in enumerate(clients)}
         self._files = dict(manifest)
         self._written = max((int(name[9:15]) for name in manifest), default=0)
