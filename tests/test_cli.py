@@ -9,7 +9,6 @@ import pickle
 import subprocess
 import sys
 import tarfile
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +18,9 @@ import numpy as np
 import pytest
 
 import promptfed as package
-from promptfed import config, runner
+from promptfed import cli, config, runner
 from promptfed.checks import PROMISES
 from test_runner import tiny, write_images
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer imports names that click has deprecated
-    from promptfed import cli
 
 COMMANDS: tuple[list[str], ...] = ([], ["run"], ["demo"], ["compare"], ["report"], ["list"], ["check"], ["doctor"])
 DATA_COMMANDS = (["data"], ["data", "list"], ["data", "get"], ["data", "add"])

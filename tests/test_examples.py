@@ -253,7 +253,6 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(target), f"{page.name} links to {link}"
 
 
-@pytest.mark.filterwarnings("ignore:.*Click:DeprecationWarning")  # Typer itself, when it is imported
 @pytest.mark.parametrize("words", list(commands()))
 def test_commands_in_the_documentation_parse(own: Any, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     if any("…" in word or re.search(r"(^|[=:/])[A-Z]{2,}", word) for word in words):

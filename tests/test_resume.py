@@ -280,7 +280,7 @@ def test_damage_is_refused_before_more_rounds_change_anything(what: str, folder:
 def test_a_state_that_makes_no_sense_is_refused(field: str, folder: Path) -> None:
     path = folder / "checkpoint" / "state.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {field: "nonsense"}))
-    refused(folder)
+    assert "torn or foreign" in refused(folder)
 
 
 def test_another_format_is_refused(folder: Path) -> None:
@@ -347,7 +347,7 @@ def test_a_key_may_follow_the_folder_alone(finished: Path) -> None:
 
 
 def test_fewer_rounds_than_are_done_are_refused(finished: Path) -> None:
-    refused(finished, "rounds=2")
+    assert "not to fewer" in refused(finished, "rounds=2")
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def test_a_key_of_the_same_value_is_no_change(folder: Path) -> None:
 
 
 def test_a_sweep_cannot_be_resumed(folder: Path) -> None:
-    refused(folder, "rounds=[4,5]")
+    assert "a sweep of 2 runs" in refused(folder, "rounds=[4,5]")
 
 
 # -- torn lines and leftovers ---------------------------------------------------------------------------------------

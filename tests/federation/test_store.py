@@ -226,6 +226,7 @@ def test_files_of_the_last_checkpoint_are_never_written_over(store: Store, tmp_p
     for number in range(4):
         put(second, c0=float(number), c1=float(number))
         second.commit()
+    assert manifest
     for name, entry in manifest.items():
         verify(tmp_path / name, entry["crc32"])
 

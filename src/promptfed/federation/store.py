@@ -112,24 +112,29 @@ class Store:
             self._bytes -= tree.nbytes(self._memory.pop(client))
 
     def _flush(self, clients: Iterable[int]) -> None:
-        """Write the clients' trees, those of one shape stacked in one file."""
+        """Write the clients' trees, those of one shape stacked, in files of about half the memory limit."""
         alike: dict[object, dict[int, Tree]] = {}
+        held = 0
         for client in sorted(clients):
             value = self._memory[client] if client in self._memory else self._read(client)
             shape = tuple((name, part.shape, part.dtype) for name, part in value.items())
             alike.setdefault(shape, {})[client] = value
-        for members in alike.values():
-            self._write(list(members), tree.stack(list(members.values())))
-        self._unsaved -= set(clients)
+            held += tree.nbytes(value)
+            if held > self._limit / 2:
+                self._write(alike)
+                alike, held = {}, 0
+        self._write(alike)
 
-    def _write(self, clients: list[int], stacked: Tree) -> None:
-        if not stacked:  # nothing personal: `fresh` makes it again
-            return
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._written += 1
-        name = f"personal-{self._written:06d}.safetensors"
-        self._files[name] = {"crc32": write_tree(self._folder / name, stacked), "clients": clients}
-        self._where |= {client: (name, row) for row, client in enumerate(clients)}
+    def _write(self, alike: dict[object, dict[int, Tree]]) -> None:
+        for trees in alike.values():
+            stacked = tree.stack(list(trees.values()))
+            if stacked:  # a client with nothing personal gets its empty tree from `fresh`
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self._written += 1
+                name = f"personal-{self._written:06d}.safetensors"
+                self._files[name] = {"crc32": write_tree(self._folder / name, stacked), "clients": list(trees)}
+                self._where |= {client: (name, row) for row, client in enumerate(trees)}
+            self._unsaved -= trees.keys()
 
     def _read(self, client: int) -> Tree:
         name, row = self._where[client]
