@@ -108,7 +108,7 @@ def _show(folders: list[Path], form: Format) -> None:
 
     table = compare([read_run(folder) for folder in folders])
     if form is Format.terminal:
-        console.print(table.to_rich())
+        console.print(table.to_rich(console.width))
     else:
         writer = {"markdown": table.to_markdown, "latex": table.to_latex, "csv": table.to_csv}[form.value]
         typer.echo(writer())

@@ -249,3 +249,12 @@ def test_the_report_imports_neither_torch_nor_the_rest_of_the_package() -> None:
                 assert name.startswith(allowed) or name.split(".")[0] in sys.stdlib_module_names, (
                     f"{path.name} imports {name}"
                 )
+
+
+def test_a_table_too_wide_for_the_terminal_stands_upright(make_run: MakeRun) -> None:
+    table = compare([read_run(make_run("one", method="fedavg")), read_run(make_run("two", method="pfedpt"))])
+    wide, narrow = table.to_rich(1000), table.to_rich(80)
+    assert len(wide.columns) == len(table.columns)
+    assert wide.row_count == 2
+    assert [str(column.header) for column in narrow.columns] == ["method", "fedavg", "pfedpt"]
+    assert narrow.row_count == len(table.columns) - 1

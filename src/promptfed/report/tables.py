@@ -74,17 +74,30 @@ class Table:
         writer.writerows([[field for cell in row for field in cell.fields] for row in self.rows])
         return out.getvalue()
 
-    def to_rich(self) -> "RichTable":
-        """Render for the terminal."""
+    def to_rich(self, width: int | None = None) -> "RichTable":
+        """Render for the terminal; a table wider than `width` stands upright, a column per row."""
         from rich.table import Table as RichTable
         from rich.text import Text
 
         out = RichTable(caption=self.legend, caption_justify="left", header_style="")
-        for column in self.columns:
-            out.add_column(column.title, justify="right" if column.numeric else "left")
-        for row in self.rows:
-            out.add_row(*(Text(cell.text, style="bold" if cell.best else "") for cell in row))
+        shown = [[Text(cell.text, style="bold" if cell.best else "") for cell in row] for row in self.rows]
+        if width is None or self._width() <= width:
+            for column in self.columns:
+                out.add_column(column.title, justify="right" if column.numeric else "left")
+            for line in shown:
+                out.add_row(*line)
+            return out
+        out.add_column(self.columns[0].title)
+        for line in shown:
+            out.add_column(line[0], justify="right")
+        for number, column in enumerate(self.columns[1:], 1):
+            out.add_row(column.title, *(line[number] for line in shown))
         return out
+
+    def _width(self) -> int:
+        """Return how many characters the table takes side by side, its rules included."""
+        texts = [[column.title, *(row[i].text for row in self.rows)] for i, column in enumerate(self.columns)]
+        return sum(max(map(len, column)) + 3 for column in texts) + 1
 
 
 @dataclass(frozen=True)
