@@ -228,3 +228,9 @@ def test_as_a_module_nothing_is_drawn_where_no_person_watches(images: Path, tmp_
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
     assert str(tmp_path / "run") in done.stdout
+
+
+def test_a_path_with_an_equals_sign_is_a_path(tmp_path: Path) -> None:
+    done = promptfed("run", str(tmp_path / "seed=0" / "recipe.toml"))
+    assert done.code == 2
+    assert "cannot be read" in done.err

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from promptfed import local, tree
@@ -302,3 +304,22 @@ def test_results_carry_no_graph() -> None:
 def test_adam_reaches_the_bottom() -> None:
     found = local.adam(pull, TASK, {}, {"w": numbers(3)}, Listed([target(1)] * 400), lr=0.05)
     assert math.isclose(float(found["w"]), 1.0, abs_tol=1e-3)
+
+
+# -- narrowing a stack ------------------------------------------------------------------------------------------------
+
+
+def test_a_stack_is_halved_when_half_of_it_has_run_out() -> None:
+    assert local._segments((5, 2, 9, 2)) == [(None, 0, 2), ([2, 0], 2, 5), ([2], 5, 9)]
+    assert local._segments((3, 3, 3)) == [(None, 0, 3)]
+    assert local._segments(()) == []
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=12))
+def test_every_client_gets_all_its_steps(lengths: list[int]) -> None:
+    segments = local._segments(tuple(lengths))
+    for client, length in enumerate(lengths):
+        covered = sum(end - begin for rows, begin, end in segments if rows is None or client in rows)
+        assert covered >= length
+    assert [begin for _, begin, _ in segments] == [0, *(end for _, _, end in segments[:-1])]
+    assert segments[-1][2] == max(lengths)

@@ -2,15 +2,21 @@
 
 import errno
 import json
+import re
 import sys
+from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from promptfed.errors import PromptFedError
+
+if TYPE_CHECKING:
+    from promptfed.runner import Result
 
 app = typer.Typer(
     help="Federated prompt learning: exchange prompts of a few kilobytes instead of models of hundreds of megabytes.",
@@ -75,23 +81,23 @@ def run(
     from promptfed import config, runner
 
     words = [*(overrides or []), *([f"device={device}"] if device else [])]
-    if source is not None and "=" in source:
+    if source is not None and re.match(r"[\w.]+=", source):  # a key, not a path such as runs/seed=0/recipe.toml
         words, source = [source, *words], None
     if resume is not None:
         recipe = runner.single(config.load(source or str(resume / "recipe.toml"), words)) if source or words else None
-        _guarded(resume, lambda: runner.go_on(resume, recipe))
+        _guarded(resume, partial(runner.go_on, resume, recipe))
         return
     if source is None:
         raise PromptFedError("Nothing to run: name a recipe or a method, for example promptfed run pfedpt.")
     recipes = config.load(source, words)
     folders = runner.sweep_folders(recipes, out)
     for recipe, folder in zip(recipes, folders, strict=True):
-        _guarded(folder, lambda recipe=recipe, folder=folder: runner.start(recipe, folder), show=len(recipes) == 1)
+        _guarded(folder, partial(runner.start, recipe, folder), show=len(recipes) == 1)
     if len(recipes) > 1:
         _show(folders, Format.terminal)
 
 
-def _guarded(folder: Path, work: Any, show: bool = True) -> None:
+def _guarded(folder: Path, work: "Callable[[], Result]", show: bool = True) -> None:
     """Run `work`; on Ctrl-C say how to go on."""
     try:
         result = work()
