@@ -17,8 +17,8 @@ from PIL import Image
 
 from promptfed.method import Data, Method, Task
 from promptfed.tree import Tree
+from stopped_runs import bits, same
 from test_cli import Done, environment, promptfed
-from test_resume import bits, same
 from test_runner import tiny, write_images
 
 

@@ -11,7 +11,7 @@ from promptfed import tree
 from promptfed.config import Recipe
 from promptfed.data.dataset import Dataset
 from promptfed.data.shares import Partition
-from promptfed.federation.fleet import Fleet, OneByOne, Stacked, test_deployed
+from promptfed.federation.fleet import Fleet, OneByOne, Stacked, score_deployed
 from promptfed.federation.loop import Loop
 from promptfed.method import Method
 from promptfed.methods.fedavg import FedAvg
@@ -21,8 +21,6 @@ from promptfed.record import Record
 from promptfed.runner import Plan, make_loop
 from promptfed.tree import Tree
 from toys import shares
-
-test_deployed.__test__ = False  # type: ignore[attr-defined]
 
 SIZES, TESTS = (9, 40, 3, 24, 1), (4, 300, 0, 7, 5)
 BACKBONE = {"name": "vit-tiny", "patch": 4, "width": 8, "depth": 1, "heads": 2}
@@ -169,10 +167,10 @@ def test_weights_are_the_clients_sizes(tmp_path: Path) -> None:
 
 def test_deployed_scores_per_domain(tmp_path: Path) -> None:
     loop = make(FedAvg(), tmp_path / "run", domains=2)
-    scores = test_deployed(loop.method, loop.task, loop.server, loop.shards, ("place 0", "place 1"))
+    scores = score_deployed(loop.method, loop.task, loop.server, loop.shards, ("place 0", "place 1"))
     rows = np.concatenate(loop.shards.rows["test"])
     counts = np.bincount(loop.shards.pool.domains[rows], minlength=2)
     assert set(scores) == {"all", "place 0", "place 1"}
     both = (scores["place 0"] * counts[0] + scores["place 1"] * counts[1]) / counts.sum()
     assert scores["all"] == pytest.approx(both)
-    assert set(test_deployed(loop.method, loop.task, loop.server, loop.shards, ("place 0",))) == {"all"}
+    assert set(score_deployed(loop.method, loop.task, loop.server, loop.shards, ("place 0",))) == {"all"}

@@ -138,7 +138,7 @@ def _test(method: Method, task: Task, params: Tree, data: ClientData) -> Tree:
         return tree.to(_sum(method.evaluate(task, params, batch) for batch in batches), "cpu")
 
 
-def test_deployed(
+def score_deployed(
     method: Method, task: Task, params: Tree, shards: Shards, domain_names: Sequence[str]
 ) -> dict[str, float]:
     """Return the accuracy of a model without a client on all test images, and on each domain's if there are several."""

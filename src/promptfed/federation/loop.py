@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from promptfed import keys, tree
 from promptfed.data.batches import Shards
 from promptfed.errors import PromptFedError
 from promptfed.federation.evaluate import Score, score
-from promptfed.federation.fleet import Fitted, Fleet, test_deployed
+from promptfed.federation.fleet import Fitted, Fleet, score_deployed
 from promptfed.federation.sampling import choose
 from promptfed.federation.store import Store, read_tree, verify, write_tree
 from promptfed.method import Method, Rng, Task
@@ -97,7 +98,7 @@ class Loop:
         while self.finished < self.settings.rounds:
             server, line = self.round(self.finished)
             with uninterrupted():
-                self.record.append(line)  # may fail on a full disk; only then does the round count
+                self.record.append(line)  # first: if the disk is full, the round has not happened
                 self.server = server
                 self.store.seal()
                 self.finished += 1
@@ -146,7 +147,7 @@ class Loop:
     def _deployed_score(self, server: Tree) -> dict[str, float] | None:
         """Test the model that needs no client, if the method has one."""
         model = self.method.deploy(self.task, server)
-        return test_deployed(self.method, self.task, model, self.shards, self.settings.domain_names) if model else None
+        return score_deployed(self.method, self.task, model, self.shards, self.settings.domain_names) if model else None
 
     def adapted(self) -> Score | None:
         """Return the score of the models the clients deploy, if the method adapts what a client received."""
@@ -159,8 +160,9 @@ class Loop:
         """Return the score of every client's model after one more local training from the final state."""
         if not self.settings.after:
             return None
+        download = partial(self.method.download, self.task, self.server)
         parts = [
-            self.fleet.fit(self.settings.rounds, some, self._download(some), keep=False).tested
+            self.fleet.fit(self.settings.rounds, some, download(some), keep=False).tested
             for some in self.everyone.split(self.settings.per_round or len(self.everyone))
         ]
         sums = tree.cat(parts)
@@ -181,13 +183,8 @@ class Loop:
     def _finite(self) -> bool:
         return self._watched is None or bool(self._watched[1])
 
-    def _download(self, clients: Tensor) -> Tree:
-        return self.method.download(self.task, self.server, clients)
-
     def _evaluate(self, server: Tree, t: int, *, adapt: bool) -> Tree:
-        def download(clients: Tensor) -> Tree:
-            return self.method.download(self.task, server, clients)
-
+        download = partial(self.method.download, self.task, server)
         return self.fleet.evaluate(t, self.everyone, download, adapt=adapt)
 
 
