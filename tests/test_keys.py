@@ -51,9 +51,11 @@ def test_bits_are_splitmix64_of_any_key(key: int, count: int) -> None:
     assert keys.bits(torch.tensor(key), (count,)).tolist() == splitmix(key & MASK, count)
 
 
-def test_uniform_takes_the_top_24_bits() -> None:
-    expected = [((number & MASK) >> 40) / 2**24 for number in splitmix(7, 4)]
-    assert keys.uniform(torch.tensor(7), (4,)).tolist() == expected
+def test_uniform_takes_the_top_24_bits_of_each_half_the_lower_half_first() -> None:
+    halves = [half for number in splitmix(7, 3) for half in (number & 0xFFFFFFFF, (number & MASK) >> 32)]
+    expected = [(half >> 8) / 2**24 for half in halves]
+    assert keys.uniform(torch.tensor(7), (6,)).tolist() == expected
+    assert keys.uniform(torch.tensor(7), (5,)).tolist() == expected[:5]
 
 
 def test_a_key_is_63_bits_of_the_parts_in_order() -> None:

@@ -30,6 +30,7 @@ def pool_3(x: Tensor) -> Tensor:
 # every op with the shapes one client gives it
 CASES: dict[str, tuple[Op, Shapes]] = {
     "linear": (ops.linear, ((5, 4), (2, 4), (2,))),
+    "linear, more weights than rows": (ops.linear, ((2, 4), (5, 4), (5,))),
     "linear, no batch": (ops.linear, ((4,), (2, 4), (2,))),
     "linear, tokens": (ops.linear, ((5, 6, 4), (2, 4), (2,))),
     "conv2d": (ops.conv2d, ((2, 3, 6, 7), (4, 3, 3, 3), (4,))),
@@ -71,6 +72,7 @@ def test_gradients_of_a_stack_are_one_by_one(name: str) -> None:
 def test_gradients_of_stacked_convolutions_are_numerically_right(stride: int) -> None:
     parts = [normal(2, *shape).requires_grad_() for shape in ((1, 2, 4, 4), (2, 2, 3, 3), (2,))]
     assert torch.autograd.gradcheck(lambda x, weight, bias: ops.conv2d(x, weight, bias, stride), parts)
+    assert torch.autograd.gradgradcheck(lambda x, weight, bias: ops.conv2d(x, weight, bias, stride), parts)
 
 
 def test_linear_by_hand() -> None:

@@ -15,6 +15,7 @@ SEEDS = range(5)
 ROWS = {"local": "Local", "fedavg": "FedAvg", "pfedpt": "pFedPT, 2-pixel frame", "pfedpt4": "pFedPT, 4-pixel frame"}
 COLUMNS = {
     "dirichlet": "Dirichlet 0.3, split as the authors' code does",
+    "dirichlet-balanced": "Dirichlet 0.3, each class divided by one draw, train and test alike",
     "pathological": "Pathological 5, split as the authors' code does (two blocks of classes, two giant clients)",
     "pathological-balanced": "Pathological 5, random classes and equal clients, as the paper's text says",
     "iid-balanced": "IID, equal clients, as the paper's text says",

@@ -43,8 +43,10 @@ def bits(keys: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def uniform(keys: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return numbers in [0, 1): keys [...] -> float32 [..., *shape]."""
-    return _shift_right(bits(keys, shape), 40).float() * 2.0**-24
+    """Return numbers in [0, 1): keys [...] -> float32 [..., *shape]; 64 hashed bits make two of them."""
+    count = math.prod(shape)
+    halves = bits(keys, (-(-count // 2),)).view(torch.int32)[..., :count]
+    return (((halves >> 8) & 0xFFFFFF).float() * 2.0**-24).reshape((*keys.shape, *shape))
 
 
 def normal(keys: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -1,5 +1,7 @@
 """Maths blind to leading dimensions: weights without one serve a single client, weights [C, ...] a stack of clients."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
@@ -18,7 +20,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     if lead == 0:
         return F.linear(x, weight, bias)
     flat = x.reshape(*x.shape[:lead], -1, x.shape[-1])
-    out = torch.baddbmm(bias.unsqueeze(-2), flat, weight.mT) if lead == 1 else flat @ weight.mT + bias.unsqueeze(-2)
+    if lead > 1:
+        out = flat @ weight.mT + bias.unsqueeze(-2)
+    elif flat.shape[-2] < weight.shape[-2]:
+        # few rows, many weights: this order makes the weights' gradient contiguous, which their update then reads
+        out = torch.baddbmm(bias.unsqueeze(-1), weight, flat.mT).mT
+    else:
+        out = torch.baddbmm(bias.unsqueeze(-2), flat, weight.mT)
     return out.reshape(*x.shape[:-1], -1)
 
 
@@ -30,13 +38,49 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor, stride: int = 1) -> Tensor:
     """
     if weight.dim() == 4:
         return F.conv2d(x, weight, bias, stride)
-    clients, out_channels, _, kernel, _ = weight.shape
+    out: Tensor = _StackedConv.apply(x, weight, bias, stride)
+    return out
+
+
+class _StackedConv(torch.autograd.Function):
+    """The convolution of a stack; its gradient folds patches back in one pass, several times faster than `unfold`'s."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, stride: int) -> Tensor:
+        columns = _columns(x, weight.shape[-1], stride)
+        ctx.save_for_backward(x, weight, columns)
+        ctx.stride = stride
+        filters = weight.permute(0, 3, 4, 2, 1).flatten(1, 3)
+        filters = F.pad(filters, (0, 0, 0, columns.shape[-1] - filters.shape[1]))
+        height, width = ((side - weight.shape[-1]) // stride + 1 for side in x.shape[-2:])
+        out = torch.baddbmm(bias.unsqueeze(1), columns, filters)
+        return out.view(len(x), -1, height, width, weight.shape[1]).permute(0, 1, 4, 2, 3)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
+        x, weight, columns = ctx.saved_tensors
+        clients, batch, inputs, *sides = x.shape
+        kernel, used = weight.shape[-1], weight[0, 0].numel()
+        if torch.is_grad_enabled():  # someone differentiates the gradient: it must depend on x itself
+            columns = _columns(x, kernel, ctx.stride)
+        grad = grads[0].permute(0, 1, 3, 4, 2).flatten(2, 3)  # [C, B, H'·W', O]
+        to_filters = (columns.mT @ grad.flatten(1, 2))[:, :used].unflatten(1, (kernel, kernel, inputs))
+        to_x = None
+        if ctx.needs_input_grad[0]:
+            spread_out = weight.flatten(2).mT.unsqueeze(1).expand(-1, batch, -1, -1).flatten(0, 1)
+            patches = torch.bmm(spread_out, grad.flatten(0, 1).mT)  # [C·B, I·k·k, H'·W']
+            to_x = F.fold(patches, sides, kernel, stride=ctx.stride).view(x.shape)
+        return to_x, to_filters.permute(0, 4, 3, 1, 2), grad.sum((1, 2)), None
+
+
+def _columns(x: Tensor, kernel: int, stride: int) -> Tensor:
+    """Every k×k patch as a row: x [C, B, I, H, W] -> [C, B·H'·W', k·k·I], filled up to a multiple of four columns.
+
+    Matrix products on a GPU are several times slower when rows do not start at multiples of 16 bytes.
+    """
     patches = x.unfold(-2, kernel, stride).unfold(-2, kernel, stride)  # [C, B, I, H', W', k, k]
-    batch, height, width = patches.shape[1], patches.shape[3], patches.shape[4]
-    columns = patches.permute(0, 1, 3, 4, 5, 6, 2).reshape(clients, batch * height * width, -1)
-    filters = weight.permute(0, 3, 4, 2, 1).reshape(clients, -1, out_channels)
-    out = torch.baddbmm(bias.unsqueeze(1), columns, filters)
-    return out.view(clients, batch, height, width, out_channels).permute(0, 1, 4, 2, 3)
+    columns = patches.permute(0, 1, 3, 4, 5, 6, 2).flatten(4).flatten(1, 3)
+    return F.pad(columns, (0, -columns.shape[-1] % 4))
 
 
 def max_pool2d(x: Tensor, size: int = 2) -> Tensor:

@@ -91,14 +91,19 @@ class ClientData:
             "plan.index": torch.from_numpy(local),
             "plan.mask": torch.from_numpy(mask).float(),
         }
-        tensors = {name: (part if self.stacked else part[:, 0]).to(device) for name, part in plan.items()}
+        tensors = {name: _send(part if self.stacked else part[:, 0], device) for name, part in plan.items()}
         for name, salt in zip(self.draws, salts, strict=True):
-            tensors[f"salt.{name}"] = torch.tensor(salt if self.stacked else salt[0], device=device)
+            tensors[f"salt.{name}"] = _send(torch.tensor(salt if self.stacked else salt[0]), device)
         tensors |= {f"fact.{name}": value for name, value in self.facts.items()}
         for number, (_, own) in enumerate(self.changes):
             tensors |= {f"change{number}.{name}": value for name, value in own.items()}
         key = (id(self.pool), size, tuple(self.draws.items()), tuple(change for change, _ in self.changes))
         return PlannedBatches(len(index), lengths, len(set(lengths)) > 1, tensors, key, self)
+
+
+def _send(value: Tensor, device: torch.device) -> Tensor:
+    """Copy to the device; a GPU goes on with what it is doing meanwhile, and so does the host."""
+    return value.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else value.to(device)
 
 
 def _plan(
@@ -190,4 +195,4 @@ class Shards:
     def facts(self, clients: Sequence[int]) -> Tree:
         """Return what each client knows of itself: client [C], size [C], counts [C, classes], domain [C]."""
         chosen = torch.tensor(list(clients))
-        return {name: value[chosen].to(self.pool.x.device) for name, value in self._facts.items()}
+        return {name: _send(value[chosen], self.pool.x.device) for name, value in self._facts.items()}

@@ -133,7 +133,10 @@ def _to(value: Tree, shards: Shards) -> Tree:
 
 def _test(method: Method, task: Task, params: Tree, data: ClientData) -> Tree:
     """Return what `method.evaluate` counts, summed over all batches, on the host."""
-    batches = data.batches("test", size=min(256, max(len(rows) for rows in data.rows) or 1), ordered=True)
+    room = max(256, 4096 // len(data.rows)) if data.pool.x.is_cuda else 256
+    training = task.backbone.draws()  # its dropout, which is off in testing
+    data = replace(data, draws={name: draw for name, draw in data.draws.items() if name not in training})
+    batches = data.batches("test", size=min(room, max(len(rows) for rows in data.rows) or 1), ordered=True)
     with torch.no_grad():
         return tree.to(_sum(method.evaluate(task, params, batch) for batch in batches), "cpu")
 
