@@ -11,7 +11,7 @@ Client-side code (init_client, fit, loss, predict, …) speaks only of trailing 
 and a stack of simulated clients, whose tensors all have a leading C. Server-side code always sees that C.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -26,6 +26,10 @@ Batch = Tree
 
 Change = Callable[[Tree, Batch], Batch]
 """A change to every batch: (tensors, batch) -> batch. Tensors come as an argument, never from a closure."""
+
+
+Tokens = Tensor | Sequence[Tensor]
+"""Prompt tokens [..., K, D], per client or per sample; a sequence gives every layer its own (VPT-deep)."""
 
 
 class Rng(Protocol):
@@ -46,7 +50,10 @@ class Draw:
 
 
 class Backbone(Protocol):
-    """A network whose trained weights are an argument; weights [C, ...] serve a stack of clients."""
+    """A network whose trained weights are an argument; weights [C, ...] serve a stack of clients.
+
+    A pretrained network uses its own frozen weight wherever `weights` has none of that name.
+    """
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -54,23 +61,41 @@ class Backbone(Protocol):
         ...
 
     @property
+    def statistics(self) -> tuple[tuple[float, float, float], tuple[float, float, float]] | None:
+        """Return the mean and deviation of the pixels it was pretrained on; None: the data set's own."""
+        ...
+
+    @property
     def token_width(self) -> int:
         """Return the width of a prompt token; an error where there are no tokens."""
         ...
 
+    @property
+    def layers(self) -> int:
+        """Return how many layers take prompt tokens; an error where there are no tokens."""
+        ...
+
+    def to(self, device: torch.device) -> "Backbone":
+        """Return it with its frozen weights on `device`."""
+        ...
+
     def init(self, rng: Rng) -> Tree:
-        """Return fresh weights, the classifier's under `head.weight` and `head.bias`."""
+        """Return the weights training starts from, the classifier's under `head.weight` and `head.bias`."""
+        ...
+
+    def head(self, rng: Rng) -> Tree:
+        """Return a fresh classifier alone: `head.weight` and `head.bias`."""
         ...
 
     def draws(self) -> dict[str, Draw]:
         """Return the randomness its training wants (dropout)."""
         ...
 
-    def features(self, weights: Tree, x: Tensor, *, tokens: Tensor | None = None, noise: Tree | None = None) -> Tensor:
+    def features(self, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, noise: Tree | None = None) -> Tensor:
         """Return what the classifier sees [..., B, D]; `noise` (a training batch's draws) turns dropout on."""
         ...
 
-    def __call__(self, weights: Tree, x: Tensor, *, tokens: Tensor | None = None, noise: Tree | None = None) -> Tensor:
+    def __call__(self, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, noise: Tree | None = None) -> Tensor:
         """Return the logits [..., B, classes]."""
         ...
 
@@ -159,6 +184,8 @@ class Method:
 
     name: ClassVar[str]
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
+    backbone: ClassVar[str] = "cnn"  # where a recipe names none
+    needs_rows: ClassVar[bool] = False  # True: `aggregate` tells clients apart, so a sum of their trees is not enough
 
     # -- what is learned, and where it lives ----------------------------------------------------------------------
     def init_server(self, task: Task, rng: Rng) -> Tree:
@@ -189,6 +216,15 @@ class Method:
     def aggregate(self, task: Task, server: Tree, clients: Tensor, up: Tree, weights: Tensor) -> Tree:
         """Return the next server tree from what the clients sent, `up` [C, ...] with `weights` [C]."""
         return server | tree.mean(up, weights) if up else server
+
+    # -- clients that come after the last round -------------------------------------------------------------------
+    def admit(self, task: Task, server: Tree, newcomers: Tensor, rng: Rng) -> Tree:
+        """Return the server's tree with room for `newcomers` [M], whose numbers follow those of the first clients."""
+        return server
+
+    def join(self, task: Task, server: Tree, clients: Tensor, up: Tree, weights: Tensor) -> Tree:
+        """Return the next server tree after a round of newcomers alone; what the others share stays as it is."""
+        return server
 
     # -- what is minimised, and what is used ----------------------------------------------------------------------
     def loss(self, task: Task, start: Tree, params: Tree, batch: Batch) -> Tensor:

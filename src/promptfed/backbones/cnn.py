@@ -10,7 +10,7 @@ from torch import Tensor
 from promptfed import ops
 from promptfed.backbones.init import affine
 from promptfed.errors import PromptFedError
-from promptfed.method import Draw, Rng
+from promptfed.method import Draw, Rng, Tokens
 from promptfed.options import Count, Share
 from promptfed.tree import Tree
 
@@ -39,6 +39,17 @@ class ConvNet:
         """Refuse: a convolutional network has no tokens."""
         raise PromptFedError('Prompt tokens need a transformer; set backbone.name="vit-tiny".')
 
+    @property
+    def layers(self) -> int:
+        """Refuse: a convolutional network has no tokens."""
+        return self.token_width
+
+    statistics: ClassVar[None] = None  # it is trained from scratch, so the data set's own will do
+
+    def to(self, device: torch.device) -> "ConvNet":
+        """Return it as it is: there are no frozen weights."""
+        return self
+
     def _map_size(self) -> tuple[int, int]:
         height, width = self.shape[1:]
         for number in range(1, len(self.channels) + 1):
@@ -64,17 +75,22 @@ class ConvNet:
             weights |= affine(f"fc{number}", (widths[number], widths[number - 1]), generator)
         return weights | affine("head", (self.classes, widths[-1]), generator)
 
+    def head(self, rng: Rng) -> Tree:
+        """Return a fresh classifier."""
+        return affine("head", (self.classes, self._dense()[-1]), rng("head", shared=True))
+
     def draws(self) -> dict[str, Draw]:
         """Return the randomness of dropout."""
         widths = self._dense()
         return {f"dropout{number}": Draw((widths[number - 1],)) for number in range(1, len(self.dropout) + 1)}
 
-    def features(self, weights: Tree, x: Tensor, *, tokens: Tensor | None = None, noise: Tree | None = None) -> Tensor:
+    def features(self, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, noise: Tree | None = None) -> Tensor:
         """Return the last hidden layer [..., B, D]; there is no place for `tokens`."""
         for number in range(1, len(self.channels) + 1):
-            x = torch.relu(ops.conv2d(x, weights[f"conv{number}.weight"], weights[f"conv{number}.bias"]))
+            x = ops.conv2d(x, weights[f"conv{number}.weight"], weights[f"conv{number}.bias"])
             if number in self.pool_after:
                 x = ops.max_pool2d(x)
+            x = torch.relu(x)  # after the pooling: the same numbers, a quarter of the work
         x = self._drop(x.flatten(-3), 1, noise)
         for number in range(1, len(self.hidden) + 1):
             x = torch.relu(ops.linear(x, weights[f"fc{number}.weight"], weights[f"fc{number}.bias"]))
@@ -85,9 +101,9 @@ class ConvNet:
         if noise is None or number > len(self.dropout):
             return x
         rate = self.dropout[number - 1]
-        return x * (noise[f"dropout{number}"] >= rate) / (1 - rate)
+        return x * ((noise[f"dropout{number}"] >= rate) * (1 / (1 - rate)))
 
-    def __call__(self, weights: Tree, x: Tensor, *, tokens: Tensor | None = None, noise: Tree | None = None) -> Tensor:
+    def __call__(self, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, noise: Tree | None = None) -> Tensor:
         """Return the logits [..., B, classes]."""
         features = self.features(weights, x, tokens=tokens, noise=noise)
         return ops.linear(features, weights["head.weight"], weights["head.bias"])
