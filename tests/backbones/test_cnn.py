@@ -178,5 +178,5 @@ def test_the_smallest_images_work() -> None:
 
 
 def test_there_are_no_tokens() -> None:
-    with pytest.raises(PromptFedError, match="vit-tiny"):
+    with pytest.raises(PromptFedError, match=r"backbone\.name=vit"):
         _ = CNN(CIFAR, 10).token_width

@@ -6,7 +6,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from promptfed import tree
-from promptfed.backbones import BACKBONES
+from promptfed.backbones import BACKBONES, transformer
 from promptfed.backbones.vit import TinyViT
 from promptfed.errors import PromptFedError
 from promptfed.tree import Tree
@@ -66,8 +66,34 @@ def test_number_of_weights() -> None:
 
 def test_the_name_finds_it() -> None:
     assert BACKBONES["vit-tiny"] is TinyViT
-    assert NET.token_width == 16
+    assert (NET.token_width, NET.layers) == (16, 2)
     assert NET.draws() == {}
+
+
+def test_it_is_trained_from_scratch() -> None:
+    assert NET.statistics is None
+    assert NET.to(torch.device("cpu")) is NET
+    with pytest.raises(
+        PromptFedError, match=r"^vit-tiny has no pretrained weights to freeze; set backbone\.name=vit\.$"
+    ):
+        NET(NET.head(rng()), images(2))
+
+
+def test_a_head_alone_has_the_shape_of_the_whole_networks() -> None:
+    whole, head = NET.init(rng()), NET.head(rng())
+    assert {name: value.shape for name, value in head.items()} == {
+        name: whole[name].shape for name in ("head.weight", "head.bias")
+    }
+    assert all(value.equal(NET.head(rng(1))[name]) for name, value in head.items())
+
+
+def test_the_numbers_of_published_results_stay() -> None:
+    net = TinyViT((3, 32, 32), 10)
+    x = torch.arange(3 * 32 * 32).view(1, 3, 32, 32).remainder(7) / 7
+    logits = net(net.init(rng()), x, tokens=torch.linspace(-1, 1, 256).view(2, 128))
+    # printed by the version whose results are in docs/results
+    before = torch.tensor([-0.0534098372, -0.0070188642, -0.5340069532, 0.0700393915, -0.2684271336])
+    torch.testing.assert_close(logits[0, :5], before, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("count", [None, 1, 3])
@@ -81,7 +107,7 @@ def test_patches_are_read_as_unfold_reads_them() -> None:
     own = weights() | {"patch.weight": torch.eye(48, dtype=torch.float64), "patch.bias": torch.zeros(48).double()}
     own |= {"cls": torch.zeros(1, 48).double(), "position": torch.zeros(7, 48).double()}
     wide = TinyViT((3, 8, 12), 5, patch=4, width=48, depth=0, heads=4)
-    embedded = wide._embed(own, images(2), None)
+    embedded = transformer.embed(wide.arch, own, images(2), None)
     assert embedded[:, 1:].equal(nn.Unfold(4, stride=4)(images(2)).transpose(1, 2))
     assert embedded.shape == (2, 7, 48)
 

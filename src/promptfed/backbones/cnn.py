@@ -37,7 +37,7 @@ class ConvNet:
     @property
     def token_width(self) -> int:
         """Refuse: a convolutional network has no tokens."""
-        raise PromptFedError('Prompt tokens need a transformer; set backbone.name="vit-tiny".')
+        raise PromptFedError("Prompt tokens need a transformer; set backbone.name=vit.")
 
     @property
     def layers(self) -> int:

@@ -4,13 +4,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from promptfed import ops
+from promptfed.backbones import transformer
 from promptfed.backbones.init import affine
+from promptfed.backbones.transformer import Arch
 from promptfed.errors import PromptFedError
-from promptfed.method import Draw, Rng
+from promptfed.method import Draw, Rng, Tokens
 from promptfed.options import Count
 from promptfed.tree import Tree
 
@@ -20,6 +21,7 @@ class TinyViT:
     """The pFedPT paper's ViT: patch 4, width 128, 8 blocks of 8 heads, MLP ratio 2; 1,076,106 weights in all."""
 
     name: ClassVar[str] = "vit-tiny"
+    statistics: ClassVar[None] = None  # it is trained from scratch, so the data set's own will do
     shape: tuple[int, int, int]
     classes: int
     patch: Count = 4
@@ -36,70 +38,48 @@ class TinyViT:
             raise PromptFedError(f"backbone.heads={self.heads} does not divide backbone.width={self.width}.")
 
     @property
+    def arch(self) -> Arch:
+        """Return its form."""
+        grid = self.shape[1] // self.patch, self.shape[2] // self.patch
+        return Arch(self.width, self.depth, self.heads, self.patch, self.width * self.mlp_ratio, grid)
+
+    @property
     def token_width(self) -> int:
         """Return the width of a prompt token."""
         return self.width
 
+    @property
+    def layers(self) -> int:
+        """Return how many layers take prompt tokens."""
+        return self.depth
+
+    def to(self, device: torch.device) -> "TinyViT":
+        """Return it as it is: there are no frozen weights."""
+        return self
+
     def init(self, rng: Rng) -> Tree:
         """Return fresh weights; the class token and the positions start at zero."""
-        generator = rng("backbone", shared=True)
-        tokens = (self.shape[1] // self.patch) * (self.shape[2] // self.patch)
-        weights: Tree = {"cls": torch.zeros(1, self.width), "position": torch.zeros(tokens + 1, self.width)}
-        weights |= affine("patch", (self.width, self.shape[0] * self.patch**2), generator)
-        inner = self.width * self.mlp_ratio
-        for block in range(self.depth):
-            weights |= self._norm(f"block{block}.norm1")
-            weights |= affine(f"block{block}.qkv", (3 * self.width, self.width), generator)
-            weights |= affine(f"block{block}.out", (self.width, self.width), generator)
-            weights |= self._norm(f"block{block}.norm2")
-            weights |= affine(f"block{block}.mlp1", (inner, self.width), generator)
-            weights |= affine(f"block{block}.mlp2", (self.width, inner), generator)
-        return weights | self._norm("norm") | affine("head", (self.classes, self.width), generator)
+        return transformer.fresh(self.arch, generator := rng("backbone", shared=True)) | self._head(generator)
 
-    def _norm(self, name: str) -> Tree:
-        return {f"{name}.weight": torch.ones(self.width), f"{name}.bias": torch.zeros(self.width)}
+    def head(self, rng: Rng) -> Tree:
+        """Return a fresh classifier."""
+        return self._head(rng("head", shared=True))
+
+    def _head(self, generator: torch.Generator) -> Tree:
+        return affine("head", (self.classes, self.width), generator)
 
     def draws(self) -> dict[str, Draw]:
         """Return nothing: there is no dropout."""
         return {}
 
-    def features(self, weights: Tree, x: Tensor, *, tokens: Tensor | None = None, noise: Tree | None = None) -> Tensor:
-        """Return the class token after the last block [..., B, width].
+    def features(self, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, noise: Tree | None = None) -> Tensor:
+        """Return the class token after the last block [..., B, width]."""
+        if not transformer.shapes(self.arch).keys() <= weights.keys():
+            raise PromptFedError("vit-tiny has no pretrained weights to freeze; set backbone.name=vit.")
+        # not thrifty, so that its published results keep every bit
+        return transformer.features(self.arch, weights, x, tokens, thrifty=False)
 
-        Prompt `tokens` [..., K, width] stand between the class token and the patches and carry no position.
-        """
-        z = self._embed(weights, x, tokens)
-        for block in range(self.depth):
-            part = {
-                name.split(".", 1)[1]: value for name, value in weights.items() if name.startswith(f"block{block}.")
-            }
-            z = z + self._attend(part, ops.layer_norm(z, part["norm1.weight"], part["norm1.bias"]))
-            hidden = ops.linear(
-                ops.layer_norm(z, part["norm2.weight"], part["norm2.bias"]), part["mlp1.weight"], part["mlp1.bias"]
-            )
-            z = z + ops.linear(F.gelu(hidden), part["mlp2.weight"], part["mlp2.bias"])
-        return ops.layer_norm(z[..., 0, :], weights["norm.weight"], weights["norm.bias"])
-
-    def _embed(self, weights: Tree, x: Tensor, tokens: Tensor | None) -> Tensor:
-        """Return [class token, prompt tokens, patches] as one sequence [..., B, T, width]."""
-        p = self.patch
-        rows = x.unflatten(-2, (-1, p)).unflatten(-1, (-1, p))  # [..., B, 3, h, p, w, p]
-        patches = rows.movedim((-4, -2), (-5, -4)).flatten(-3).flatten(-3, -2)  # [..., B, h*w, 3*p*p]
-        z = ops.linear(patches, weights["patch.weight"], weights["patch.bias"])
-        position = ops.spread(weights["position"], 2, z)
-        first = ops.spread(weights["cls"], 2, z) + position[..., :1, :]
-        sequence = [first.expand(*z.shape[:-2], 1, -1)]
-        if tokens is not None:
-            sequence.append(ops.spread(tokens, 2, z).expand(*z.shape[:-2], -1, -1))
-        return torch.cat([*sequence, z + position[..., 1:, :]], -2)
-
-    def _attend(self, part: Tree, z: Tensor) -> Tensor:
-        qkv = ops.linear(z, part["qkv.weight"], part["qkv.bias"]).unflatten(-1, (3, self.heads, -1))
-        query, key, value = qkv.movedim((-3, -2), (0, -3)).contiguous().unbind(0)  # each [..., heads, T, d]
-        mixed = ops.attention(query, key, value).movedim(-3, -2).flatten(-2)
-        return ops.linear(mixed, part["out.weight"], part["out.bias"])
-
-    def __call__(self, weights: Tree, x: Tensor, *, tokens: Tensor | None = None, noise: Tree | None = None) -> Tensor:
+    def __call__(self, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, noise: Tree | None = None) -> Tensor:
         """Return the logits [..., B, classes]."""
         return ops.linear(
             self.features(weights, x, tokens=tokens, noise=noise), weights["head.weight"], weights["head.bias"]

@@ -1,0 +1,288 @@
+"""Pretrained vision transformers from files: which form they have, and their weights under the names used here.
+
+Read are folders in the model hub's layout (ViT and DINOv2) and single files with DINOv2's original names.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from promptfed.backbones import transformer
+from promptfed.backbones.transformer import Arch, Statistics
+from promptfed.errors import PromptFedError, choice
+from promptfed.tree import Tree
+
+Found = TypeVar("Found")
+EMBEDDED = Path(__file__).parent / "embedded"
+CONFIGS = ["config.json", "preprocessor_config.json"]
+IMAGENET: Statistics = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+HALVES: Statistics = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+
+# what a config.json leaves out has these values
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "vit": {"patch_size": 16, "layer_norm_eps": 1e-12, "intermediate_size": 3072},
+    "dinov2": {"patch_size": 14, "layer_norm_eps": 1e-6, "mlp_ratio": 4},
+}
+SHARED: dict[str, Any] = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "hidden_act": "gelu",
+    "image_size": 224,
+    "num_channels": 3,
+    "qkv_bias": True,
+    "use_swiglu_ffn": False,
+}
+
+# the names of hub ViTs (before and after transformers 5), hub DINOv2s and original DINOv2s, and ours
+PARTS = {
+    "embeddings.cls_token": "cls",
+    "cls_token": "cls",
+    "embeddings.position_embeddings": "position",
+    "pos_embed": "position",
+    "embeddings.patch_embeddings.projection": "patch",
+    "patch_embed.proj": "patch",
+    "layernorm": "norm",
+    "norm": "norm",
+}
+BLOCK = re.compile(r"(?:encoder\.layer|layers|blocks)\.(\d+)\.(.+)")
+BLOCK_PARTS = {
+    "layernorm_before": "norm1",
+    "norm1": "norm1",
+    "attention.attention.query": "q",
+    "attention.attention.key": "k",
+    "attention.attention.value": "v",
+    "attention.q_proj": "q",
+    "attention.k_proj": "k",
+    "attention.v_proj": "v",
+    "attn.qkv": "qkv",
+    "attention.output.dense": "out",
+    "attention.o_proj": "out",
+    "attn.proj": "out",
+    "layer_scale1.lambda1": "scale1",
+    "ls1.gamma": "scale1",
+    "layernorm_after": "norm2",
+    "norm2": "norm2",
+    "intermediate.dense": "mlp1",
+    "mlp.fc1": "mlp1",
+    "mlp.weights_in": "mlp1",
+    "mlp.w12": "mlp1",
+    "output.dense": "mlp2",
+    "mlp.fc2": "mlp2",
+    "mlp.weights_out": "mlp2",
+    "mlp.w3": "mlp2",
+    "layer_scale2.lambda1": "scale2",
+    "ls2.gamma": "scale2",
+}
+
+
+@cache
+def read_arch(weights: str) -> Arch:
+    """Return the form of the pretrained network called `weights`, without reading its numbers."""
+    place = _find(weights, CONFIGS)
+    return _arch_of_file(place) if place.is_file() else _arch_of_folder(place)
+
+
+def read_weights(weights: str) -> Tree:
+    """Return the numbers of the pretrained network called `weights`, by our names and in float32."""
+    arch = read_arch(weights)
+    place = _find(weights, [*CONFIGS, "model*.safetensors", "model.safetensors.index.json"])
+    found = _fused(place, _read(place, lambda file, name: file.get_tensor(name)))
+    made: Tree = {}
+    for name, shape in transformer.shapes(arch).items():
+        if name not in found:
+            raise PromptFedError(f'{place} is no whole checkpoint: it has no weight for "{name}".')
+        made[name] = found[name].float().flatten(1) if name == "patch.weight" else found[name].float()
+        if name in ("cls", "position"):
+            made[name] = made[name].squeeze(0)
+        if made[name].shape != shape:
+            sizes = ["×".join(map(str, size)) for size in (made[name].shape, shape)]
+            raise PromptFedError(f'In {place} the weight for "{name}" is {sizes[0]}; its form asks for {sizes[1]}.')
+    return made
+
+
+# -- where it is --------------------------------------------------------------------------------------------------
+
+
+def _find(weights: str, patterns: list[str]) -> Path:
+    """Return the folder or file called `weights`; one on the hub is fetched, if need be, as far as `patterns` say."""
+    if weights == "embedded":
+        return EMBEDDED
+    path = Path(weights).expanduser()
+    if path.exists():
+        return path
+    if weights.endswith(".safetensors") or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", weights):
+        raise PromptFedError(f'backbone.weights="{weights}": there is no such folder or file, and it is no hub name.')
+    try:
+        import httpx
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise PromptFedError(
+            f'backbone.weights="{weights}" is no folder here, and a name on the model hub needs the [hf] extra: '
+            'pip install "promptfed[hf]".'
+        ) from error
+    try:
+        return Path(snapshot_download(weights, allow_patterns=patterns))
+    except (OSError, ValueError, httpx.HTTPError) as error:
+        reason = (str(error) or type(error).__name__).strip().splitlines()[0].rstrip(".")
+        raise PromptFedError(
+            f'backbone.weights="{weights}" is no folder here, and the hub gave none: {reason}.'
+        ) from error
+
+
+def _tensor_files(place: Path) -> list[Path]:
+    if place.is_file():
+        return [place]
+    index = place / "model.safetensors.index.json"
+    if index.is_file():
+        return [place / name for name in sorted(set(_json(index).get("weight_map", {}).values()))]
+    return [place / "model.safetensors"]
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PromptFedError(f"{path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise PromptFedError(f"{path} is no valid JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise PromptFedError(f"{path} holds no JSON object.")
+    return content
+
+
+# -- its form -----------------------------------------------------------------------------------------------------
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    given = _json(folder / "config.json")
+    kind = str(given.get("model_type"))
+    if kind not in DEFAULTS:
+        raise choice("model_type", kind, DEFAULTS, str(folder / "config.json"))
+    return SHARED | DEFAULTS[kind] | given
+
+
+def _arch_of_folder(folder: Path) -> Arch:
+    config = _config(folder)
+    for key, only in (("hidden_act", "gelu"), ("num_channels", 3)):
+        if config[key] != only:
+            raise PromptFedError(f"{folder} has {key}={config[key]}; only {key}={only} is supported.")
+    patch, other = _pair(folder, config, "patch_size")
+    if patch != other:
+        raise PromptFedError(f"{folder} has patches of {patch}×{other} pixels; only square ones are supported.")
+    width, depth, heads = (
+        _count(folder, key, config[key]) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")
+    )
+    if width % heads:
+        raise PromptFedError(f"{folder} has num_attention_heads={heads}, which does not divide hidden_size={width}.")
+    dinov2, swiglu = config["model_type"] == "dinov2", bool(config["use_swiglu_ffn"])
+    mlp = _count(folder, "mlp_ratio", config["mlp_ratio"]) * width if dinov2 else config["intermediate_size"]
+    height, side = _pair(folder, config, "image_size")
+    return Arch(
+        width=width,
+        depth=depth,
+        heads=heads,
+        patch=patch,
+        mlp=(int(mlp * 2 / 3) + 7) // 8 * 8 if swiglu else _count(folder, "intermediate_size", mlp),
+        grid=(height // patch, side // patch),
+        eps=float(config["layer_norm_eps"]),
+        layer_scale=dinov2,
+        swiglu=swiglu,
+        statistics=_statistics(folder, IMAGENET if dinov2 else HALVES),
+    )
+
+
+def _count(folder: Path, key: str, value: object) -> int:
+    if not isinstance(value, int) or value < 1:
+        raise PromptFedError(f"{folder / 'config.json'} has {key}={value}; it must be a whole number of at least 1.")
+    return value
+
+
+def _pair(folder: Path, config: dict[str, Any], key: str) -> tuple[int, int]:
+    """Return the height and width a configuration gives as one number or two."""
+    given = config[key] if isinstance(config[key], list) else [config[key]]
+    return _count(folder, key, given[0]), _count(folder, key, given[-1])
+
+
+def _statistics(folder: Path, usual: Statistics) -> Statistics:
+    path = folder / "preprocessor_config.json"
+    given = _json(path) if path.is_file() else {}
+    mean, std = (tuple(given.get(key) or other) for key, other in zip(("image_mean", "image_std"), usual, strict=True))
+    if len(mean) != 3 or len(std) != 3:
+        raise PromptFedError(f"{path} must give image_mean and image_std for three channels.")
+    return mean, std
+
+
+def _arch_of_file(path: Path) -> Arch:
+    """Read the form of an original DINOv2 off the shapes of its weights; its heads are always 64 wide."""
+    sizes: dict[str, list[int]] = _read(path, lambda file, name: file.get_slice(name).get_shape())
+    if not {"cls", "position", "patch.weight", "block0.qkv.weight", "block0.mlp2.weight"} <= sizes.keys():
+        raise PromptFedError(f"{path} has no DINOv2 names; for another ViT give the folder with its config.json.")
+    width, mlp = sizes["block0.mlp2.weight"]
+    side = math.isqrt(sizes["position"][-2] - 1)
+    return Arch(
+        width=width,
+        depth=len({name.split(".")[0] for name in sizes if name.startswith("block")}),
+        heads=width // 64,
+        patch=sizes["patch.weight"][-1],
+        mlp=mlp,
+        grid=(side, side),
+        layer_scale="block0.scale1" in sizes,
+        swiglu=sizes.get("block0.mlp1.weight", [mlp])[0] == 2 * mlp,
+        statistics=IMAGENET,
+    )
+
+
+# -- its numbers --------------------------------------------------------------------------------------------------
+
+
+def _read(place: Path, get: Callable[[Any, str], Found]) -> dict[str, Found]:
+    """Return what `get` finds in the tensor files under every name that has a place in our forward."""
+    found: dict[str, Found] = {}
+    for path in _tensor_files(place):
+        if not path.is_file():
+            raise PromptFedError(f"{place} has no {path.name}.")
+        try:
+            with safe_open(path, "pt") as file:
+                found |= {name: get(file, theirs) for theirs in file.keys() if (name := _our_name(theirs, path))}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise PromptFedError(f"{path} is no whole safetensors file: {error}.") from error
+    return found
+
+
+def _our_name(theirs: str, path: Path) -> str:
+    """Return our name for a tensor, or an empty text for one without use here: a pooler, a mask token, a head."""
+    plain = re.sub(r"^(vit|dinov2)\.", "", theirs)
+    if plain.endswith("register_tokens"):
+        raise PromptFedError(f"{path} has register tokens; only ViT and DINOv2 without registers are supported.")
+    stem, dot, kind = plain.rpartition(".")
+    if kind not in ("weight", "bias"):
+        stem, dot, kind = plain, "", ""
+    match = BLOCK.fullmatch(stem)
+    if match is None:
+        return f"{PARTS[stem]}{dot}{kind}" if stem in PARTS else ""
+    part = BLOCK_PARTS.get(match[2])
+    return "" if part is None else f"block{match[1]}.{part}{dot}{kind}"
+
+
+def _fused(place: Path, found: Tree) -> Tree:
+    """Join separate query, key and value maps; without biases they get zeros."""
+    joined = {name: value for name, value in found.items() if not re.search(r"\.[qkv]\.", name)}
+    for name in found:
+        if not name.endswith(".q.weight"):
+            continue
+        block = name.removesuffix(".q.weight")
+        for kind in ("weight", "bias"):
+            parts = [found[at] for one in "qkv" if (at := f"{block}.{one}.{kind}") in found]
+            if len({part.shape for part in parts}) == 1 and len(parts) == 3:
+                joined[f"{block}.qkv.{kind}"] = torch.cat(parts)
+        if not (place.is_file() or _config(place)["qkv_bias"]):
+            joined[f"{block}.qkv.bias"] = joined[f"{block}.qkv.weight"].new_zeros(3 * len(found[name]))
+    return joined

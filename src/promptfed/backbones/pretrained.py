@@ -1,0 +1,177 @@
+"""A frozen pretrained vision transformer: only what a method passes in is trained, a head or prompt tokens."""
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from promptfed import ops
+from promptfed.backbones import checkpoint, transformer
+from promptfed.backbones.init import affine
+from promptfed.backbones.transformer import Arch, Statistics
+from promptfed.errors import PromptFedError
+from promptfed.method import Draw, Rng, Tokens
+from promptfed.options import Whole
+from promptfed.tree import Tree
+
+
+@dataclass(frozen=True)
+class ViT:
+    """A frozen pretrained ViT or DINOv2: embedded, from the model hub by name, or from files."""
+
+    name: ClassVar[str] = "vit"
+    shape: tuple[int, int, int]
+    classes: int
+    weights: str = "embedded"  # or a name on the hub, a folder in the hub's layout, an original DINOv2 .safetensors
+    size: Whole = 0  # images are resized to this many pixels per side; 0: as they come
+    precision: Literal["auto", "fp32", "bf16"] = "auto"  # of the forward; auto: bf16 on a GPU, fp32 on a CPU
+
+    @classmethod
+    def random(
+        cls,
+        shape: tuple[int, int, int],
+        classes: int,
+        *,
+        width: int,
+        depth: int,
+        heads: int,
+        patch: int,
+        mlp_ratio: int = 4,
+        layer_scale: bool = False,
+        swiglu: bool = False,
+        seed: int = 0,
+        size: int = 0,
+        precision: Literal["auto", "fp32", "bf16"] = "auto",
+    ) -> "LoadedViT":
+        """Return a network with random frozen weights on the CPU: for tests and for measuring speed, without files."""
+        if width % heads:
+            raise PromptFedError(f"heads={heads} does not divide width={width}.")
+        made = cls(shape, classes, "random", size, precision)
+        arch = Arch(width, depth, heads, patch, width * mlp_ratio, (0, 0), layer_scale=layer_scale, swiglu=swiglu)
+        arch = replace(arch, grid=made._grid(arch))
+        generator = torch.Generator().manual_seed(seed)
+        weights = transformer.fresh(arch, generator)
+        for name in ("cls", "position"):  # zeros would make all patches of one colour alike
+            weights[name] = 0.02 * torch.randn(weights[name].shape, generator=generator)
+        return made._loaded(arch, weights, torch.device("cpu"))
+
+    @property
+    def arch(self) -> Arch:
+        """Return the pretrained network's form, read from its configuration alone."""
+        return checkpoint.read_arch(self.weights)
+
+    @property
+    def statistics(self) -> Statistics | None:
+        """Return the mean and deviation of the pixels it was pretrained on."""
+        return self.arch.statistics
+
+    @property
+    def token_width(self) -> int:
+        """Return the width of a prompt token."""
+        return self.arch.width
+
+    @property
+    def layers(self) -> int:
+        """Return how many layers take prompt tokens."""
+        return self.arch.depth
+
+    def to(self, device: torch.device) -> "LoadedViT":
+        """Read the weights, fit their positions to the images, and return the network on `device`."""
+        arch = self.arch
+        grid = self._grid(arch)
+        weights = checkpoint.read_weights(self.weights)
+        weights["position"] = fit_positions(weights["position"], arch.grid, grid)
+        return self._loaded(replace(arch, grid=grid), weights, device)
+
+    def _sides(self) -> tuple[int, int]:
+        return (self.size, self.size) if self.size else self.shape[1:]
+
+    def _grid(self, arch: Arch) -> tuple[int, int]:
+        """Return the rows and columns of patches."""
+        sides = self._sides()
+        if sides[0] % arch.patch or sides[1] % arch.patch:
+            usual = arch.patch * max(1, min(arch.grid[0] or sides[0] // arch.patch, 224 // arch.patch))
+            raise PromptFedError(
+                f"Images of {sides[0]}×{sides[1]} pixels do not divide into the backbone's patches of {arch.patch}; "
+                f"set backbone.size={usual}."
+            )
+        return sides[0] // arch.patch, sides[1] // arch.patch
+
+    def _loaded(self, arch: Arch, weights: Tree, device: torch.device) -> "LoadedViT":
+        low = self.precision == "bf16" or (self.precision == "auto" and device.type == "cuda")
+        frozen = {name: value.to(device, torch.bfloat16 if low else torch.float32) for name, value in weights.items()}
+        return LoadedViT(
+            self.shape,
+            self.classes,
+            self.weights,
+            self.size,
+            self.precision,
+            form=arch,
+            pretrained=weights,
+            frozen=frozen,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedViT(ViT):
+    """A pretrained network with its weights: `pretrained` as read, `frozen` as the forward on the device uses them."""
+
+    form: Arch
+    pretrained: Tree = field(compare=False, repr=False)
+    frozen: Tree = field(compare=False, repr=False)
+
+    @property
+    def arch(self) -> Arch:
+        """Return the network's form, its positions fitted to the images."""
+        return self.form
+
+    def to(self, device: torch.device) -> "LoadedViT":
+        """Return it on another device."""
+        return self._loaded(self.form, self.pretrained, device)
+
+    def init(self, rng: Rng) -> Tree:
+        """Return the pretrained weights and a fresh classifier: what fine-tuning starts from."""
+        return self.pretrained | self.head(rng)
+
+    def head(self, rng: Rng) -> Tree:
+        """Return a fresh classifier."""
+        return affine("head", (self.classes, self.form.width), rng("head", shared=True))
+
+    def draws(self) -> dict[str, Draw]:
+        """Return nothing: there is no dropout."""
+        return {}
+
+    def features(self, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, noise: Tree | None = None) -> Tensor:
+        """Return the class token after the last block [..., B, width] in float32.
+
+        A weight that `weights` has takes the place of the frozen one and is used in the forward's precision.
+        """
+        kind = self.frozen["cls"].dtype
+        used = {name: weights[name].to(kind) if name in weights else value for name, value in self.frozen.items()}
+        if tokens is not None:
+            tokens = tokens.to(kind) if isinstance(tokens, Tensor) else [layer.to(kind) for layer in tokens]
+        return transformer.features(self.form, used, self._resized(x).to(kind), tokens).float()
+
+    def _resized(self, x: Tensor) -> Tensor:
+        sides = self._sides()
+        if x.shape[-2:] == sides:
+            return x
+        shrinks = sides[0] < x.shape[-2] or sides[1] < x.shape[-1]
+        folded = F.interpolate(x.flatten(0, -4), sides, mode="bicubic", antialias=shrinks)
+        return folded.view(*x.shape[:-2], *sides)
+
+    def __call__(self, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, noise: Tree | None = None) -> Tensor:
+        """Return the logits [..., B, classes]; the classifier is `weights`' own and used as it is."""
+        features = self.features(weights, x, tokens=tokens, noise=noise)
+        return ops.linear(features, weights["head.weight"], weights["head.bias"])
+
+
+def fit_positions(position: Tensor, grid: tuple[int, int], wanted: tuple[int, int]) -> Tensor:
+    """Interpolate positions [1 + rows·columns, width] from one grid of patches to another; the class token's stays."""
+    if grid == wanted:
+        return position
+    plane = position[1:].view(1, *grid, -1).permute(0, 3, 1, 2)
+    plane = F.interpolate(plane, wanted, mode="bicubic", align_corners=False)
+    return torch.cat([position[:1], plane.permute(0, 2, 3, 1).flatten(0, 2)])

@@ -1,0 +1,164 @@
+"""The forward of a vision transformer, written once: its form (Arch), its weights' shapes, and its features.
+
+The tokens stand in the order [class token, prompts, patches], and prompts carry no position.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from promptfed import ops
+from promptfed.backbones.init import affine
+from promptfed.errors import PromptFedError
+from promptfed.method import Tokens
+from promptfed.tree import Tree
+
+Statistics = tuple[tuple[float, float, float], tuple[float, float, float]]
+
+
+@dataclass(frozen=True)
+class Arch:
+    """The form of a vision transformer with pre-norm blocks; images have three channels."""
+
+    width: int
+    depth: int
+    heads: int
+    patch: int
+    mlp: int  # the width of the hidden layer of a block's MLP
+    grid: tuple[int, int]  # the rows and columns of patches that have a position
+    eps: float = 1e-6
+    layer_scale: bool = False
+    swiglu: bool = False  # the MLP's hidden layer is gated, as in the giant DINOv2
+    statistics: Statistics | None = None  # of the pixels it was pretrained on
+
+
+@cache
+def shapes(arch: Arch) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every weight by name, the head's left out."""
+    width = arch.width
+    found: dict[str, tuple[int, ...]] = {"cls": (1, width), "position": (arch.grid[0] * arch.grid[1] + 1, width)}
+
+    def matrix(name: str, outputs: int, inputs: int) -> None:
+        found[f"{name}.weight"], found[f"{name}.bias"] = (outputs, inputs), (outputs,)
+
+    def norm(name: str) -> None:
+        found[f"{name}.weight"] = found[f"{name}.bias"] = (width,)
+
+    matrix("patch", width, 3 * arch.patch**2)
+    for number in range(arch.depth):
+        block = f"block{number}"
+        norm(f"{block}.norm1")
+        matrix(f"{block}.qkv", 3 * width, width)
+        matrix(f"{block}.out", width, width)
+        norm(f"{block}.norm2")
+        matrix(f"{block}.mlp1", 2 * arch.mlp if arch.swiglu else arch.mlp, width)
+        matrix(f"{block}.mlp2", width, arch.mlp)
+        if arch.layer_scale:
+            found[f"{block}.scale1"] = found[f"{block}.scale2"] = (width,)
+    norm("norm")
+    return found
+
+
+def fresh(arch: Arch, generator: torch.Generator) -> Tree:
+    """Return weights for training from scratch, in PyTorch's own distributions; class token and positions are zero."""
+    weights: Tree = {}
+    for name, shape in shapes(arch).items():
+        if name in weights:
+            continue
+        if name.endswith(".weight") and len(shape) == 2:
+            weights |= affine(name.removesuffix(".weight"), shape, generator)
+        else:
+            weights[name] = torch.zeros(shape) if name.endswith(("cls", "position", ".bias")) else torch.ones(shape)
+    return weights
+
+
+def features(arch: Arch, weights: Tree, x: Tensor, tokens: Tokens | None = None, *, thrifty: bool = True) -> Tensor:
+    """Return the class token after the last block and norm [..., B, width] for images x [..., B, 3, H, W].
+
+    Prompt `tokens` are [..., K, width] per client or [..., B, K, width] per sample. Of a sequence of them, the first
+    enters before the first block and each later one takes the place of the one before it; blocks after the last go on
+    with what its prompts have become. `thrifty` lets the last block compute the class token alone and fuses attention
+    in bf16 on a GPU: the same function, rounded differently.
+    """
+    layered = [] if tokens is None else [tokens] if isinstance(tokens, Tensor) else list(tokens)
+    if len(layered) > max(arch.depth, 1):
+        raise PromptFedError(f"There are prompts for {len(layered)} layers, but the backbone has {arch.depth}.")
+    z = embed(arch, weights, x, layered[0] if layered else None)
+    fused = thrifty and z.is_cuda and z.dtype == torch.bfloat16  # for float32 see ops.attention
+    for number in range(arch.depth):
+        if 0 < number < len(layered):
+            z = _replace(z, layered[number], layered[number - 1].shape[-2])
+        z = _block(arch, weights, f"block{number}", z, alone=thrifty and number == arch.depth - 1, fused=fused)
+    return ops.layer_norm(z[..., 0, :], weights["norm.weight"], weights["norm.bias"], arch.eps)
+
+
+def embed(arch: Arch, weights: Tree, x: Tensor, tokens: Tensor | None) -> Tensor:
+    """Return [class token, prompt tokens, patches] as one sequence [..., B, T, width]."""
+    p = arch.patch
+    rows = x.unflatten(-2, (-1, p)).unflatten(-1, (-1, p))  # [..., B, 3, h, p, w, p]
+    patches = rows.movedim((-4, -2), (-5, -4)).flatten(-3).flatten(-3, -2)  # [..., B, h*w, 3*p*p]
+    z = ops.linear(patches, weights["patch.weight"], weights["patch.bias"])
+    position = ops.spread(weights["position"], 2, z)
+    first = ops.spread(weights["cls"], 2, z) + position[..., :1, :]
+    sequence = [first.expand(*z.shape[:-2], 1, -1)]
+    if tokens is not None:
+        sequence.append(_placed(tokens, z))
+    return torch.cat([*sequence, z + position[..., 1:, :]], -2)
+
+
+def _placed(tokens: Tensor, z: Tensor) -> Tensor:
+    """Give every sample of z [..., B, T, width] its prompts [..., B, K, width]."""
+    return ops.spread(tokens, 2, z).expand(*z.shape[:-2], -1, -1)
+
+
+def _replace(z: Tensor, tokens: Tensor, count: int) -> Tensor:
+    """Put `tokens` where the `count` prompts of the layer before stand."""
+    return torch.cat([z[..., :1, :], _placed(tokens, z), z[..., 1 + count :, :]], -2)
+
+
+def _block(arch: Arch, weights: Tree, block: str, z: Tensor, *, alone: bool, fused: bool) -> Tensor:
+    """Return z after attention and MLP; `alone`: of the class token only, as no later block looks at the others."""
+
+    def w(name: str) -> Tensor:
+        return weights[f"{block}.{name}"]
+
+    plain = ops.layer_norm(z, w("norm1.weight"), w("norm1.bias"), arch.eps)
+    if alone:
+        z = z[..., :1, :]
+    mixed = _attend(arch, w("qkv.weight"), w("qkv.bias"), plain, alone=alone, fused=fused)
+    z = _add(z, ops.linear(mixed, w("out.weight"), w("out.bias")), w("scale1") if arch.layer_scale else None)
+    plain = ops.layer_norm(z, w("norm2.weight"), w("norm2.bias"), arch.eps)
+    hidden = ops.linear(plain, w("mlp1.weight"), w("mlp1.bias"))
+    if arch.swiglu:
+        gate, hidden = hidden.chunk(2, -1)
+        hidden = F.silu(gate) * hidden
+    else:
+        hidden = F.gelu(hidden)
+    return _add(z, ops.linear(hidden, w("mlp2.weight"), w("mlp2.bias")), w("scale2") if arch.layer_scale else None)
+
+
+def _attend(arch: Arch, weight: Tensor, bias: Tensor, z: Tensor, *, alone: bool, fused: bool) -> Tensor:
+    """Return what every token, or the class token `alone`, gathers from all of z: [..., T or 1, width]."""
+
+    def heads(x: Tensor, rows: slice) -> tuple[Tensor, ...]:
+        flat = ops.linear(x, weight[..., rows, :], bias[..., rows])
+        found: Tensor = flat.unflatten(-1, (-1, arch.heads, arch.width // arch.heads)).movedim((-3, -2), (0, -3))
+        return (found if fused else found.contiguous()).unbind(0)  # each [..., heads, T, d]
+
+    if alone:
+        query, key, value = *heads(z[..., :1, :], slice(arch.width)), *heads(z, slice(arch.width, None))
+    else:
+        query, key, value = heads(z, slice(None))
+    if fused:
+        folded = F.scaled_dot_product_attention(query.flatten(0, -4), key.flatten(0, -4), value.flatten(0, -4))
+        mixed = folded.view(query.shape)
+    else:
+        mixed = ops.attention(query, key, value)
+    return mixed.movedim(-3, -2).flatten(-2)
+
+
+def _add(z: Tensor, branch: Tensor, scale: Tensor | None) -> Tensor:
+    return z + branch if scale is None else torch.addcmul(z, branch, ops.spread(scale, 1, z))
