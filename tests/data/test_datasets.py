@@ -36,10 +36,13 @@ def test_the_names() -> None:
     assert sorted(DATASETS) == [
         "cifar10",
         "cifar100",
+        "dermoscopic-fl",
+        "domainnet",
         "fashion-mnist",
         "fashion-shops",
         "folder",
         "npz",
+        "office-caltech10",
         "tiny-imagenet",
     ]
 
@@ -134,7 +137,7 @@ def test_fashion_mnist_from_a_system_package_needs_no_download(tmp_path: Path) -
 def test_status_says_what_is_here_and_how_big(cifar10: Path, home: Path) -> None:
     add("cifar10", cifar10)
     rows = {row.name: row for row in status()}
-    assert list(rows) == ["cifar10", "cifar100", "fashion-mnist", "fashion-shops", "tiny-imagenet"]
+    assert list(rows) == sorted(set(DATASETS) - {"folder", "npz"})
     assert rows["cifar10"] == ("cifar10", True, home / "data" / "cifar10", cifar10.stat().st_size)
     assert rows["cifar100"] == ("cifar100", False, home / "data" / "cifar100", 169_001_437)
     assert rows["fashion-shops"].present
@@ -175,17 +178,17 @@ def toy(name: str = "toy") -> Dataset:
 
 
 def test_a_damaged_copy_is_made_again(tmp_path: Path) -> None:
-    parsed.kept(tmp_path, "key", toy)
+    parsed.kept(tmp_path, "key", lambda _: toy())
     (copy,) = tmp_path.iterdir()
     (copy / "images.npy").write_bytes(b"junk")
-    assert parsed.kept(tmp_path, "key", lambda: toy("new")).name == "new"
-    assert parsed.kept(tmp_path, "key", toy).name == "new"
+    assert parsed.kept(tmp_path, "key", lambda _: toy("new")).name == "new"
+    assert parsed.kept(tmp_path, "key", lambda _: toy()).name == "new"
 
 
 def test_a_folder_that_cannot_be_written_only_costs_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("in the way")
     with caplog.at_level(logging.WARNING, "promptfed"):
-        assert parsed.kept(tmp_path / "file" / "sub", "key", toy).name == "toy"
+        assert parsed.kept(tmp_path / "file" / "sub", "key", lambda _: toy()).name == "toy"
     assert "could not be kept" in caplog.text
 
 

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from promptfed.data import folder as module
 from promptfed.data import open_dataset
-from promptfed.data.folder import decode, scan
+from promptfed.data import photos as module
+from promptfed.data.folder import scan
+from promptfed.data.photos import decode
 from promptfed.data.split import stratified
 from promptfed.errors import PromptFedError
 
@@ -69,14 +70,21 @@ def test_folders_train_and_test_are_the_official_split(root: Path, domain: str) 
     assert data.domain_names == (domain or "pets",)
 
 
-def test_val_stands_in_for_test_and_gives_way_to_it(root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for name in ("train/cat/0.png", "train/cat/1.png", "val/cat/0.png"):
+def test_val_stands_in_for_test_where_there_is_none(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("train/cat/0.png", "train/cat/1.png", "val/cat/0.png", "more/cat/0.png"):
         put(root / name)
-    assert [photo.test for photo in scan(root)] == [False, False, True]
-    put(root / "test" / "cat" / "0.png")
     with caplog.at_level(logging.WARNING, "promptfed"):
-        assert [photo.path.parts[-3] for photo in scan(root)] == ["train", "train", "test"]
-    assert f"{root / 'val'} is left out" in caplog.text
+        assert [photo.test for photo in scan(root)] == [False, False, True]
+    assert f"{root / 'more'} is left out" in caplog.text
+
+
+def test_train_val_and_test_are_the_official_splits(root: Path) -> None:
+    for n, name in enumerate(("train/cat/0.png", "train/cat/1.png", "val/cat/0.png", "test/cat/0.png")):
+        put(root / name, 10 * n)
+    data = open_dataset(f"folder:{root}")
+    assert data.val is not None
+    assert data.images[data.val, 0, 0, 0].tolist() == [20]
+    assert data.images[data.test, 0, 0, 0].tolist() == [30]
 
 
 def test_a_class_only_in_test_is_an_error(root: Path) -> None:

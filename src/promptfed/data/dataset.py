@@ -11,9 +11,10 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images in memory with labels, the official test split, and names a person would use.
+    """Labelled images, in memory or mapped from a file, with the official splits and names a person would use.
 
     `domains` says where each image comes from (a shop, a camera, a hospital); a set without domains has one.
+    An image that is left out keeps its place, so that image i has label i whatever is left out.
     """
 
     name: str
@@ -25,6 +26,14 @@ class Dataset:
     domain_names: tuple[str, ...]
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
     std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    val: NDArray[np.bool_] | None = None  # [N], True for the official validation images, none of them in `test`
+    used: NDArray[np.bool_] | None = None  # [N], False for images that are left out; None: nothing is
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def dealt(self) -> NDArray[np.bool_]:
+        """The images clients may hold [N]: those in use, without validation images, which never train."""
+        dealt = np.ones(len(self), np.bool_) if self.used is None else self.used
+        return dealt if self.val is None else dealt & ~self.val

@@ -8,12 +8,17 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from promptfed import options
+from promptfed.data import dermoscopic, domainnet, office
 from promptfed.data.archives import read_cifar10, read_cifar100, read_fashion_mnist, read_tiny_imagenet
 from promptfed.data.dataset import Dataset
+from promptfed.data.dermoscopic import DermoscopicFL
+from promptfed.data.domainnet import DomainNet
 from promptfed.data.download import REMOTES, digest, fetch, home
 from promptfed.data.folder import read_folder
 from promptfed.data.npz import read_npz
+from promptfed.data.office import OfficeCaltech10
 from promptfed.data.parsed import kept
+from promptfed.data.places import held, remember
 from promptfed.data.shops import EMBEDDED, load_shops
 from promptfed.data.split import fewer, stratified
 from promptfed.errors import PromptFedError, choice
@@ -21,6 +26,14 @@ from promptfed.options import Count, Share, Whole
 
 # Folders in which a system package may already have put the official files.
 INSTALLED = {"fashion-mnist": Path("/usr/share/datasets/fashion-mnist")}
+
+
+# Sets that nobody may hand on: what the user's copy must look like, and whether it comes in parts.
+BY_HAND: dict[str, tuple[Callable[[Path], object], bool]] = {
+    DermoscopicFL.name: (dermoscopic.check, True),
+    DomainNet.name: (domainnet.check, False),
+    OfficeCaltech10.name: (office.read_lists, False),
+}
 
 
 class Named(Protocol):
@@ -128,7 +141,18 @@ class Folder:
         return replace(data, test=stratified(data.labels, data.domains, self.test_fraction, self.seed))
 
 
-_ALL: tuple[type[Named], ...] = (Cifar10, Cifar100, FashionMnist, FashionShops, Folder, Npz, TinyImageNet)
+_ALL: tuple[type[Named], ...] = (
+    Cifar10,
+    Cifar100,
+    DermoscopicFL,
+    DomainNet,
+    FashionMnist,
+    FashionShops,
+    Folder,
+    Npz,
+    OfficeCaltech10,
+    TinyImageNet,
+)
 DATASETS: dict[str, type[Named]] = {kind.name: kind for kind in _ALL}
 
 
@@ -154,10 +178,13 @@ def open_dataset(name: str, **chosen: object) -> Dataset:
 def add(name: str, path: Path, *, verify: bool = True) -> Path:
     """Copy official files from disk into the data home, checksums verified, and return where they are.
 
-    `path` is the archive, or a folder that holds the official files, or one of several such files.
+    `path` is the archive, or a folder that holds the official files, or one of several such files. A set that cannot
+    be downloaded has no official archive: its zip is unpacked, its folder used where it is, once the layout is right.
     """
+    if name in BY_HAND:
+        return remember(name, path, *BY_HAND[name])
     if name not in REMOTES:
-        raise choice("data set to add", name, REMOTES)
+        raise choice("data set to add", name, [*REMOTES, *BY_HAND])
     remotes, folder = REMOTES[name], home() / "data" / name
     alone = len(remotes) == 1 and not path.is_dir()
     around = path if path.is_dir() else path.parent
@@ -192,7 +219,7 @@ def status() -> list[Status]:
         paths = _present(name)
         size = sum(path.stat().st_size for path in paths) if paths else sum(remote.size for remote in remotes)
         found.append(Status(name, bool(paths), paths[0].parent if paths else home() / "data" / name, size))
-    return sorted(found)
+    return sorted(found + [Status(name, *held(name)) for name in BY_HAND])
 
 
 def _present(name: str) -> list[Path]:
@@ -214,4 +241,4 @@ def _parsed(name: str, read: Callable[[list[Path]], Dataset], variant: str = "al
             if not path.is_file():
                 fetch(remote.url, path, remote.checksum, name=name)
     key = hashlib.sha256("".join(map(digest, paths)).encode()).hexdigest()[:32]
-    return kept(folder / "parsed" / variant, key, lambda: read(paths))
+    return kept(folder / "parsed" / variant, key, lambda _: read(paths))

@@ -11,45 +11,54 @@ import numpy as np
 
 from promptfed.data.dataset import Dataset
 
-ARRAYS = ("images", "labels", "test", "domains")
+IMAGES = "images.npy"
+ARRAYS = ("labels", "test", "domains", "val")
 MAPPED_BYTES = 1 << 26  # larger arrays are mapped, not read
-VERSION = 1  # of the layout and of the readers; part of every key
+VERSION = 2  # of the layout and of the readers; part of every key
+
+Make = Callable[[Path | None], Dataset]
 
 log = logging.getLogger("promptfed")
 
 
-def kept(folder: Path, key: str, make: Callable[[], Dataset]) -> Dataset:
-    """Return the data set kept in `folder` under `key`, or make it and keep it there in place of older keys."""
+def kept(folder: Path, key: str, make: Make) -> Dataset:
+    """Return the data set kept in `folder` under `key`, or make it and keep it there in place of older keys.
+
+    `make(path)` may write its images to the .npy file at `path` as they come, so that they need not fit in memory;
+    `path` is None where nothing can be written.
+    """
     place = folder / f"{key}-{VERSION}"
     if place.is_dir():
         try:
             return _load(place)
         except (OSError, ValueError, KeyError):
             shutil.rmtree(place, ignore_errors=True)
-    made = make()
+    fresh = place.with_name(f".{place.name}.{os.getpid()}")
+    made: Dataset | None = None
     try:
-        _save(made, place)
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir(parents=True)
+        made = make(fresh / IMAGES)
+        _save(made, fresh, place)
         return _load(place)
     except OSError as problem:
-        log.warning("%s could not be kept in %s (%s); it will be read again next time", made.name, folder, problem)
-        return made
-
-
-def _save(data: Dataset, place: Path) -> None:
-    """Write all of `data` beside `place`, then move it there in one step and drop what stood there before."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    fresh = place.with_name(f".{place.name}.{os.getpid()}")
-    shutil.rmtree(fresh, ignore_errors=True)
-    try:
-        fresh.mkdir()
-        for array in ARRAYS:
-            np.save(fresh / f"{array}.npy", getattr(data, array))
-        names = {"name": data.name, "classes": data.classes, "domain_names": data.domain_names}
-        (fresh / "names.json").write_text(json.dumps(names), encoding="utf-8")
-        if not place.exists():  # or another process was faster, with the same contents
-            fresh.rename(place)
+        log.warning("The images could not be kept in %s (%s); they will be read again next time", folder, problem)
+        return make(None) if made is None else made
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _save(data: Dataset, fresh: Path, place: Path) -> None:
+    """Write all of `data` to `fresh`, then move it to `place` in one step and drop what stood there before."""
+    if not (fresh / IMAGES).exists():
+        np.save(fresh / IMAGES, data.images)
+    for array in ARRAYS:
+        if getattr(data, array) is not None:
+            np.save(fresh / f"{array}.npy", getattr(data, array))
+    names = {"name": data.name, "classes": data.classes, "domain_names": data.domain_names}
+    (fresh / "names.json").write_text(json.dumps(names), encoding="utf-8")
+    if not place.exists():  # or another process was faster, with the same contents
+        fresh.rename(place)
     for other in place.parent.iterdir():
         if other != place and not other.name.startswith("."):
             shutil.rmtree(other, ignore_errors=True)
@@ -58,14 +67,13 @@ def _save(data: Dataset, place: Path) -> None:
 def _load(place: Path) -> Dataset:
     """Read what `_save` wrote."""
     names = json.loads((place / "names.json").read_text(encoding="utf-8"))
-    arrays = {}
-    for array in ARRAYS:
-        path = place / f"{array}.npy"
-        # Copy on write: the array may be changed in memory, the file never is.
-        arrays[array] = np.load(path, mmap_mode="c" if path.stat().st_size > MAPPED_BYTES else None)
+    path = place / IMAGES
+    # Copy on write: the array may be changed in memory, the file never is.
+    images = np.load(path, mmap_mode="c" if path.stat().st_size > MAPPED_BYTES else None)
     return Dataset(
         name=names["name"],
         classes=tuple(names["classes"]),
         domain_names=tuple(names["domain_names"]),
-        **arrays,
+        images=images,
+        **{array: np.load(place / f"{array}.npy") for array in ARRAYS if (place / f"{array}.npy").exists()},
     )

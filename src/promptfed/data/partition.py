@@ -1,7 +1,7 @@
 """Splitting one data set over clients, by name: `make_partition("dirichlet", {"alpha": 0.1}, dataset, 50, seed=0)`."""
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -68,7 +68,25 @@ def make_partition(name: str, options: Mapping[str, object], dataset: Dataset, c
     _known(options, [field.name for field in fields(kind)], name)
     rng = np.random.default_rng(np.random.SeedSequence([seed, STREAM]))
     partitioner: Partitioner = kind(**options)
-    return partitioner.split(dataset, clients, rng)
+    if dataset.dealt.all():
+        return partitioner.split(dataset, clients, rng)
+    return _split_some(partitioner, dataset, clients, rng)
+
+
+def _split_some(partitioner: Partitioner, dataset: Dataset, clients: int, rng: np.random.Generator) -> Partition:
+    """Split the images that may be dealt as if there were no others, and number them as in the whole set."""
+    rows = np.flatnonzero(dataset.dealt)
+    only = replace(
+        dataset,
+        images=dataset.images[:0],  # splitting looks at labels and domains alone
+        labels=dataset.labels[rows],
+        test=dataset.test[rows],
+        domains=dataset.domains[rows],
+        val=None,
+        used=None,
+    )
+    part = partitioner.split(only, clients, rng)
+    return Partition(part.name, tuple(rows[own] for own in part.train), tuple(rows[own] for own in part.test))
 
 
 def _from_file(path: Path, options: Mapping[str, object], dataset: Dataset, clients: int) -> Partition:
@@ -77,6 +95,12 @@ def _from_file(path: Path, options: Mapping[str, object], dataset: Dataset, clie
     if len(partition) != clients:
         raise PromptFedError(
             f"The partition file {path} has {len(partition)} clients; use {len(partition)} clients, not {clients}."
+        )
+    left_out = np.setdiff1d(np.concatenate((*partition.train, *partition.test)), np.flatnonzero(dataset.dealt))
+    if len(left_out):
+        raise PromptFedError(
+            f'The partition file {path} names image {left_out[0]}, which is left out of "{dataset.name}" here; '
+            "it was made for another evaluation split."
         )
     return partition
 

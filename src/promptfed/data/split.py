@@ -1,11 +1,15 @@
-"""Which images are for testing, and a smaller training set: both the same on every machine."""
+"""Which images are for testing or validation, and a smaller training set: all the same on every machine."""
 
 from dataclasses import replace
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from promptfed.data.dataset import Dataset, Indices
+from promptfed.errors import PromptFedError, choice
+
+Split = Literal["test", "val"]
 
 
 def stratified(labels: Indices, domains: Indices, fraction: float, seed: int) -> NDArray[np.bool_]:
@@ -18,18 +22,46 @@ def stratified(labels: Indices, domains: Indices, fraction: float, seed: int) ->
     return test
 
 
+def evaluated_on(dataset: Dataset, split: Split, seed: int, share: float = 0.2) -> Dataset:
+    """Return `dataset` as it is evaluated on its "test" images, or on its "val" images without any test image.
+
+    Where there are no official validation images, `seed` chooses a `share` of each class in each domain of the
+    training images. No image moves: what is left out is marked in `used`.
+    """
+    if split not in get_args(Split):
+        raise choice("evaluation split", split, get_args(Split))
+    if split == "test":
+        return dataset if dataset.val is None else replace(dataset, used=dataset.dealt, val=None)
+    train = dataset.dealt & ~dataset.test
+    if dataset.val is None:
+        rows = np.flatnonzero(train)
+        held_out = np.zeros(len(dataset), np.bool_)
+        held_out[rows[stratified(dataset.labels[rows], dataset.domains[rows], share, seed)]] = True
+    else:
+        held_out = dataset.val if dataset.used is None else dataset.val & dataset.used
+    if not held_out.any():
+        raise PromptFedError(
+            f'Data set "{dataset.name}" has too few training images to set some aside for validation; '
+            "evaluate on its test images."
+        )
+    return replace(dataset, test=held_out, val=None, used=train | held_out)
+
+
 def fewer(data: Dataset, limit: int) -> Dataset:
-    """Return `data` with the first `limit` training images per class and domain (0: all), and all test images."""
+    """Return `data` with the first `limit` training images per class and domain (0: all), and all others."""
     if limit == 0:
         return data
-    keep = data.test.copy()
+    trains = data.dealt & ~data.test
+    keep = ~trains
     group = data.domains * len(data.classes) + data.labels
     for one in np.unique(group):
-        keep[np.flatnonzero((group == one) & ~data.test)[:limit]] = True
+        keep[np.flatnonzero((group == one) & trains)[:limit]] = True
     return replace(
         data,
         images=data.images[keep],
         labels=data.labels[keep],
         test=data.test[keep],
         domains=data.domains[keep],
+        val=None if data.val is None else data.val[keep],
+        used=None if data.used is None else data.used[keep],
     )

@@ -1,0 +1,163 @@
+"""Listed image files and how they become a data set: decoded on all cores, written to a file as they come, kept."""
+
+import hashlib
+import io
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from promptfed import progress
+from promptfed.data.dataset import Dataset, Images
+from promptfed.data.download import home
+from promptfed.data.parsed import kept
+from promptfed.errors import PromptFedError
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+AHEAD = 256  # photographs decoded ahead of the one being stored
+
+log = logging.getLogger("promptfed")
+
+
+@dataclass(frozen=True)
+class Photo:
+    """One image file and what is known about it; it is for training unless it is for testing or validation."""
+
+    path: Path
+    test: bool
+    domain: str
+    label: str
+    val: bool = False
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is for training."""
+        return not (self.test or self.val)
+
+
+@dataclass(frozen=True)
+class Album:
+    """The photographs of a data set that lies in `root`, and the order of its classes and domains."""
+
+    name: str
+    root: Path
+    photos: Sequence[Photo]
+    classes: tuple[str, ...]
+    domains: tuple[str, ...]
+
+    def dataset(self, images: Images, chosen: Sequence[bool]) -> Dataset:
+        """Return the chosen photographs, whose `images` are given, as a data set."""
+        photos = [photo for photo, wanted in zip(self.photos, chosen, strict=True) if wanted]
+        val = np.array([photo.val for photo in photos], np.bool_)
+        label = {name: number for number, name in enumerate(self.classes)}
+        domain = {name: number for number, name in enumerate(self.domains)}
+        return Dataset(
+            name=self.name,
+            images=images,
+            labels=np.array([label[photo.label] for photo in photos], np.int64),
+            test=np.array([photo.test for photo in photos], np.bool_),
+            classes=self.classes,
+            domains=np.array([domain[photo.domain] for photo in photos], np.int64),
+            domain_names=self.domains,
+            val=val if val.any() else None,
+        )
+
+
+def read_album(album: Album, size: int, skip_corrupt: bool, cache: str) -> Dataset:
+    """Return the photographs at `size` × `size`; the decoded copy is kept under `cache` in the data home."""
+    place = hashlib.sha256(f"{album.root.resolve()}|{size}|{skip_corrupt}".encode()).hexdigest()[:16]
+    return kept(home() / cache / place, _key(album), lambda target: _decode_all(album, size, skip_corrupt, target))
+
+
+def decode(path: Path, size: int) -> Images:
+    """Return one photograph, upright, in RGB on white where it is transparent, as uint8 [size, size, 3]."""
+    with Image.open(path) as opened:
+        image: Image.Image = ImageOps.exif_transpose(opened)
+        if image.mode.startswith("I"):  # 16-bit grey, which Pillow would clip rather than scale
+            image = Image.fromarray((np.asarray(image) // 256).astype(np.uint8))
+        if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
+            image = image.convert("RGBA")
+            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+        return np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BICUBIC))
+
+
+def first(photos: Sequence[Photo], limit: int) -> list[Photo]:
+    """Return the first `limit` training photographs per class and domain (0: all), and all others."""
+    seen: Counter[tuple[str, str]] = Counter()
+    chosen = []
+    for photo in photos:
+        seen[photo.domain, photo.label] += photo.trains
+        if not (photo.trains and limit) or seen[photo.domain, photo.label] <= limit:
+            chosen.append(photo)
+    return chosen
+
+
+def _key(album: Album) -> str:
+    """Return what changes whenever a photograph is added, removed, renamed, replaced or listed otherwise."""
+    content = hashlib.sha256(f"{album.name}|{album.classes}|{album.domains}\n".encode())
+    for photo in album.photos:
+        try:
+            stat = photo.path.stat()
+        except FileNotFoundError:
+            raise PromptFedError(f'There is no file {photo.path}, which data set "{album.name}" lists.') from None
+        known = f"{photo.test}|{photo.val}|{photo.domain}|{photo.label}"
+        content.update(f"{photo.path.as_posix()}|{stat.st_size}|{stat.st_mtime_ns}|{known}\n".encode())
+    return content.hexdigest()[:32]
+
+
+def _decode_all(album: Album, size: int, skip_corrupt: bool, target: Path | None) -> Dataset:
+    """Decode every photograph into the .npy file `target`, or into memory without one."""
+    good = []
+    with target.open("wb") if target else io.BytesIO() as stream:
+        _header(stream, 0, size)
+        for image in _decoded(album, size, skip_corrupt):
+            good.append(image is not None)
+            if image is not None:
+                stream.write(image.tobytes())
+        stream.seek(0)
+        _header(stream, sum(good), size)
+        stream.seek(0)
+        _require_training(album, good)
+        images = np.load(target, mmap_mode="c") if target else np.load(stream)
+    if skipped := good.count(False):
+        log.warning("%d of %d images in %s are corrupt and were left out", skipped, len(good), album.root)
+    return album.dataset(images, good)
+
+
+def _require_training(album: Album, good: Sequence[bool]) -> None:
+    """Refuse a set in which corrupt files were all there was to learn a class from."""
+    training = [(photo.label, fine) for photo, fine in zip(album.photos, good, strict=True) if photo.trains]
+    if lost := sorted({label for label, _ in training} - {label for label, fine in training if fine}):
+        raise PromptFedError(f'Class "{lost[0]}" in {album.root} has no readable training image left.')
+
+
+def _decoded(album: Album, size: int, skip_corrupt: bool) -> Iterator[Images | None]:
+    """Yield every photograph in order, None for a corrupt one that may be left out."""
+
+    def one(photo: Photo) -> Images | None:
+        try:
+            return decode(photo.path, size)
+        except Exception as problem:  # damaged files make Pillow raise nearly anything
+            if skip_corrupt:
+                return None
+            raise PromptFedError(
+                f"{photo.path} cannot be read as an image ({problem}); set data.skip_corrupt=true to leave it out."
+            ) from problem
+
+    with ThreadPoolExecutor() as pool, progress.bar(f"decoding {album.name}", len(album.photos)) as advance:
+        for start in range(0, len(album.photos), AHEAD):
+            for image in pool.map(one, album.photos[start : start + AHEAD]):
+                advance(1, "")
+                yield image
+
+
+def _header(stream: BinaryIO, count: int, size: int) -> None:
+    """Write the head of a .npy file of `count` images; numpy leaves room for any count, so its length is fixed."""
+    about = {"descr": "|u1", "fortran_order": False, "shape": (count, size, size, 3)}
+    np.lib.format.write_array_header_1_0(stream, about)
