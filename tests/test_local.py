@@ -323,3 +323,24 @@ def test_every_client_gets_all_its_steps(lengths: list[int]) -> None:
         assert covered >= length
     assert [begin for _, begin, _ in segments] == [0, *(end for _, _, end in segments[:-1])]
     assert segments[-1][2] == max(lengths)
+
+
+def test_clipping_shortens_each_clients_gradient_as_a_whole() -> None:
+    # client 0 has the gradient (3, 4), of length 5; client 1 has (0.3, 0.4), of length 0.5
+    grads = [torch.tensor([[3.0], [0.3]]), torch.tensor([[[4.0]], [[0.4]]])]
+    first, second = local.clipped(grads, 1.0, lead=1)
+    torch.testing.assert_close(first, torch.tensor([[0.6], [0.3]]), rtol=1e-5, atol=0)
+    torch.testing.assert_close(second, torch.tensor([[[0.8]], [[0.4]]]), rtol=1e-5, atol=0)
+    alone = local.clipped([torch.tensor([3.0]), torch.tensor([[4.0]])], 1.0, lead=0)
+    torch.testing.assert_close(alone, [torch.tensor([0.6]), torch.tensor([[0.8]])], rtol=1e-5, atol=0)
+
+
+def test_sgd_moves_no_further_than_the_clipped_gradient() -> None:
+    params = {"w": torch.tensor([0.0, 0.0])}
+    batch = {"slope": torch.tensor([3.0, 4.0])}
+
+    def steep(task: Task, start: Tree, params: Tree, batch: Batch) -> Tensor:
+        return (params["w"] * batch["slope"]).sum(-1)
+
+    moved = local.sgd(steep, TASK, {}, params, Listed([batch]), lr=0.5, clip=1.0)
+    torch.testing.assert_close(moved["w"], torch.tensor([-0.3, -0.4]), rtol=1e-5, atol=0)

@@ -1,7 +1,8 @@
-"""Tiny things whose every number can be worked out by hand: a linear network, images of one colour, listed batches."""
+"""Tiny things whose every number can be worked out by hand: two networks, images of one colour, listed batches."""
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from promptfed import keys, ops
 from promptfed.data.batches import Pool, Shards
 from promptfed.data.dataset import Dataset, Indices
 from promptfed.errors import PromptFedError
-from promptfed.method import Backbone, Batch, Draw, Rng, Task
+from promptfed.method import Backbone, Batch, Draw, Rng, Task, Tokens
 from promptfed.tree import Tree
 
 WHITE, BLACK = 255, 0  # with `dataset`'s normalisation a white image is all ones, a black one all zeros
@@ -24,13 +25,26 @@ class Linear:
     shape: tuple[int, int, int] = (3, 2, 2)
     classes: int = 2
     scale: float = 0.0
+    statistics: ClassVar[None] = None
 
     @property
     def token_width(self) -> int:
         raise PromptFedError("There are no tokens here.")
 
+    @property
+    def layers(self) -> int:
+        raise PromptFedError("There are no tokens here.")
+
+    def to(self, device: torch.device) -> "Linear":
+        return self
+
     def init(self, rng: Rng) -> Tree:
-        generator = rng("backbone", shared=True)
+        return self._affine(rng("backbone", shared=True))
+
+    def head(self, rng: Rng) -> Tree:
+        return self._affine(rng("head", shared=True))
+
+    def _affine(self, generator: torch.Generator) -> Tree:
         pixels = self.shape[0] * self.shape[1] * self.shape[2]
         weight = torch.randn(self.classes, pixels, generator=generator)
         return {"head.weight": self.scale * weight, "head.bias": torch.zeros(self.classes)}
@@ -38,11 +52,56 @@ class Linear:
     def draws(self) -> dict[str, Draw]:
         return {}
 
-    def features(self, weights: Tree, x: Tensor, *, tokens: Tensor | None = None, noise: Tree | None = None) -> Tensor:
+    def features(self, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, noise: Tree | None = None) -> Tensor:
         return x.flatten(-3)
 
-    def __call__(self, weights: Tree, x: Tensor, *, tokens: Tensor | None = None, noise: Tree | None = None) -> Tensor:
+    def __call__(self, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, noise: Tree | None = None) -> Tensor:
         return ops.linear(self.features(weights, x), weights["head.weight"], weights["head.bias"])
+
+
+@dataclass(frozen=True)
+class FrozenTokens:
+    """A "pretrained transformer" over the four pixels of a 2×2 image, tokens of width 3.
+
+    A class token, at first zero, gains in layer l = 1, 2, … l times the mean of the layer's prompt tokens and of the
+    pixels times `scale`, the only weight of the body: 1 unless trained. The head starts at `spread` times normals.
+    """
+
+    layers: int = 1
+    spread: float = 0.0
+    shape: tuple[int, int, int] = (3, 2, 2)
+    classes: int = 2
+    token_width: ClassVar[int] = 3
+    statistics: ClassVar[tuple[tuple[float, float, float], tuple[float, float, float]]] = ((0, 0, 0), (1, 1, 1))
+
+    def to(self, device: torch.device) -> "FrozenTokens":
+        return self
+
+    def init(self, rng: Rng) -> Tree:
+        return {"scale": torch.ones(3)} | self.head(rng)
+
+    def head(self, rng: Rng) -> Tree:
+        weight = torch.randn(self.classes, 3, generator=rng("head", shared=True))
+        return {"head.weight": self.spread * weight, "head.bias": torch.zeros(self.classes)}
+
+    def draws(self) -> dict[str, Draw]:
+        return {}
+
+    def features(self, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, noise: Tree | None = None) -> Tensor:
+        pixels = x.flatten(-2).mT  # [..., B, 4, 3]
+        pixels = pixels * ops.spread(weights.get("scale", torch.ones(3)), 1, pixels)
+        per_layer = [tokens] * self.layers if tokens is None or isinstance(tokens, Tensor) else list(tokens)
+        cls = torch.zeros_like(pixels[..., 0, :])
+        for number, prompt in enumerate(per_layer, 1):
+            seen = pixels
+            if prompt is not None:
+                seen = torch.cat([ops.spread(prompt, 2, pixels).expand(*pixels.shape[:-2], -1, -1), pixels], -2)
+            cls = cls + number * seen.mean(-2)
+        return cls
+
+    def __call__(self, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, noise: Tree | None = None) -> Tensor:
+        features = self.features(weights, x, tokens=tokens, noise=noise)
+        return ops.linear(features, weights["head.weight"], weights["head.bias"])
 
 
 @dataclass
@@ -117,3 +176,10 @@ def numbered(sizes: Sequence[int], seed: int = 0, draws: Mapping[str, Draw] | No
     """Return clients whose images are told apart by their colour; the labels alternate."""
     count = sum(sizes)
     return shards(dataset(range(count), [number % 2 for number in range(count)]), sizes, seed=seed, draws=draws)
+
+
+def graded(sizes: Sequence[int], side: int = 2, draws: Mapping[str, Draw] | None = None) -> Shards:
+    """Return clients whose images go from black to white; the labels alternate."""
+    count = sum(sizes)
+    colours = [WHITE * number // (count - 1) for number in range(count)]
+    return shards(dataset(colours, [number % 2 for number in range(count)], side), sizes, draws=draws)

@@ -5,7 +5,7 @@ so one backward of the sum gives every client its own gradient. A client whose d
 parameters, optimiser state and carry stay as they are.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Required, TypedDict
 
@@ -26,6 +26,7 @@ class Rates(TypedDict, total=False):
     lr: Required[Rate]
     momentum: Rate
     weight_decay: float
+    clip: float
 
 
 _NO_TREE: Tree = {}
@@ -41,6 +42,7 @@ def sgd(
     lr: Rate,
     momentum: Rate = 0.0,
     weight_decay: float = 0.0,
+    clip: float = 0.0,
     hold: Tree = _NO_TREE,
     carry: Iterable[str] = (),
 ) -> Tree:
@@ -48,8 +50,9 @@ def sgd(
 
     The objective sees `hold | carry | params`. Momentum starts from `hold["velocity.<name>"]` if it is there, so it
     lives across rounds exactly when a method keeps it. `lr` and `momentum` are numbers, or one per parameter name.
+    With `clip`, no client's gradient is longer than that.
     """
-    rule = _Sgd(_per_name(lr, params), _per_name(momentum, params), weight_decay)
+    rule = _Sgd(_per_name(lr, params), _per_name(momentum, params), weight_decay, clip)
     return _descend(rule, objective, task, start, params, batches, hold, carry)
 
 
@@ -83,6 +86,7 @@ class _Sgd:
     lr: tuple[float, ...]
     momentum: tuple[float, ...]
     weight_decay: float
+    clip: float = 0.0
     returns = True
 
     def state(self, params: Tree, hold: Tree) -> Tree:
@@ -110,6 +114,7 @@ class _Adam:
     betas: tuple[float, float]
     eps: float
     weight_decay: float
+    clip: float = 0.0
     returns = False
 
     def state(self, params: Tree, hold: Tree) -> Tree:
@@ -129,6 +134,13 @@ class _Adam:
             _assign(second, torch.lerp(g * g, second, self.betas[1]), on)
             move = first / one / ((second / two).sqrt() + self.eps) + self.weight_decay * p
             p.sub_(move if on is None else move * on, alpha=self.lr)
+
+
+def clipped(grads: Sequence[Tensor], longest: float, lead: int) -> list[Tensor]:
+    """Shorten every client's gradient, all parameters together, to `longest`; the client dimension leads if `lead`."""
+    squares = torch.stack([g.square().sum(tuple(range(lead, g.dim()))) for g in grads]).sum(0)
+    share = (longest / (squares.sqrt() + 1e-6)).clamp(max=1)
+    return [g * _like(share, g) for g in grads]
 
 
 def _like(active: Tensor, p: Tensor) -> Tensor:
@@ -160,11 +172,13 @@ class _Step:
         value, carry = out if isinstance(out, tuple) else (out, {})
         active = batch["active"] if self.ragged else None
         total = value.sum() if active is None else (value * active).sum()
-        grads = torch.autograd.grad(total, leaves, materialize_grads=True)
+        grads = list(torch.autograd.grad(total, leaves, materialize_grads=True))
         with torch.no_grad():
             for leaf in leaves:
                 leaf.requires_grad_(False)
-            self.rule.step(self.params, list(grads), self.state, active)
+            if self.rule.clip:
+                grads = clipped(grads, self.rule.clip, value.dim())
+            self.rule.step(self.params, grads, self.state, active)
             for name, new in carry.items():
                 _assign(self.carry[name], new, None if active is None else _like(active, new))
 

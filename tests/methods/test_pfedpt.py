@@ -227,7 +227,7 @@ def test_a_fixed_patch_needs_no_draw_and_dropout_keeps_its_own() -> None:
 
 
 def test_tokens_need_a_transformer() -> None:
-    with pytest.raises(PromptFedError, match="vit-tiny"):
+    with pytest.raises(PromptFedError, match=r"backbone\.name=vit"):
         PFedPT(prompt="tokens").init_client(task(ConvNet((3, 32, 32), 2)), black(), rng(0))
 
 

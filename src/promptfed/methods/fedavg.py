@@ -24,6 +24,7 @@ class FedAvg(Method):
     batch: Count = 16
     momentum: NonNegative = 0.0
     weight_decay: NonNegative = 0.0
+    clip: NonNegative = 0.0  # of a client's gradient; 0: none
     drop_last: bool = False
 
     # -- what is learned, and where it lives ------------------------------------
@@ -35,6 +36,6 @@ class FedAvg(Method):
     def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
         """ClientUpdate: w ← w − η ∇ℓ(w; b) for every batch b of E epochs."""
         batches = data.batches(size=self.batch, epochs=self.epochs, drop_last=self.drop_last)
-        rates = local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        rates = local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, clip=self.clip)
         tuned = local.sgd(self.loss, task, down, down, batches, **rates)
         return tree.pick(tuned, down), personal

@@ -23,6 +23,7 @@ class Local(Method):
     batch: Count = 16
     momentum: NonNegative = 0.0
     weight_decay: NonNegative = 0.0
+    clip: NonNegative = 0.0  # of a client's gradient; 0: none
     drop_last: bool = False
 
     # -- what is learned, and where it lives ------------------------------------
@@ -34,5 +35,5 @@ class Local(Method):
     def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
         """Train on; send nothing."""
         batches = data.batches(size=self.batch, epochs=self.epochs, drop_last=self.drop_last)
-        rates = local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        rates = local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, clip=self.clip)
         return {}, tree.pick(local.sgd(self.loss, task, down, personal, batches, **rates), personal)
