@@ -5,8 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
+
+from promptfed import figures
 
 CLASSES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 DOMAINS = ("studio", "street")
@@ -90,6 +93,20 @@ def partition(clients: int) -> dict[str, Any]:
     return head | {"clients": rows}
 
 
+def shown(clients: int, domains: int) -> dict[str, Any] | None:
+    """The figures.json of clients whose prompts follow their domain and, less, their most frequent class."""
+    rng = np.random.default_rng(0)
+    domain = np.arange(clients) % domains
+    counts = np.array([client["counts"] for client in partition(clients)["clients"]])
+    centres, pulls = rng.normal(size=(domains, 32)), rng.normal(size=(len(CLASSES), 32))
+    descriptors = centres[domain] + 0.5 * pulls[counts.argmax(1)] + 0.4 * rng.normal(size=(clients, 32))
+    logits = descriptors @ rng.normal(size=(32, 10)) / 8
+    weights = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    prompts = rng.normal(size=(10, 32)) + 0.1 * (weights @ rng.normal(size=(10, 32)))[:, None]
+    exhibits = {"prompts": prompts, "descriptors": descriptors, "attention": weights}
+    return figures.make(exhibits, counts, domain, DOMAINS[:domains])
+
+
 def recipe(options: dict[str, Any]) -> str:
     """A resolved recipe."""
     return (
@@ -101,10 +118,14 @@ def recipe(options: dict[str, Any]) -> str:
 
 
 def write_run(folder: Path, **changes: Any) -> Path:
-    """Write one run folder; `done` is how many rounds are in it, all of them unless told."""
+    """Write one run folder; `done` is how many rounds are in it, all of them unless told.
+
+    With `domains` the clients are dealt to as many domains, and there is a figures.json.
+    """
     options: dict[str, Any] = {
         "method": "pfedpt", "dataset": "fashion-shops", "seed": 0, "clients": 4, "rounds": 6, "level": 0.8, "lr": 0.1,
         "alpha": 0.3, "floats": 7680, "pictures": 0,
+        "domains": 0,
     } | changes  # fmt: skip
     done, clients = options.get("done", options["rounds"]), options["clients"]
     rounds = []
@@ -119,6 +140,9 @@ def write_run(folder: Path, **changes: Any) -> Path:
     (folder / "env.json").write_text(json.dumps(env), encoding="utf-8")
     if done == options["rounds"]:
         (folder / "summary.json").write_text(json.dumps(summary(options, rounds)), encoding="utf-8")
+    if options["domains"]:
+        found = shown(clients, options["domains"])
+        (folder / "figures.json").write_text(json.dumps(found), encoding="utf-8")
     for client in range(options["pictures"]):
         picture = Image.new("RGB", (32, 32), (40 * client % 256, 120, 200))
         picture.paste((128, 128, 128), (4, 4, 28, 28))

@@ -153,17 +153,22 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 def report(kind: str, make_run: Callable[..., Path]) -> Path:
-    """Write the report of one run, of three, or of fifty and a hundred clients."""
+    """Write the report of one run, of one with all its figures, of three, or of fifty and a hundred clients."""
     if kind == "one":
         return write_report([make_run("a", pictures=4)])
+    if kind == "shown":
+        return write_report([make_run("a", clients=12, domains=2)])
     if kind == "three":
         methods = ("pfedpt", "fedavg", "a-method-with-a-rather-long-name")
-        return write_report([make_run(name, method=name, level=0.8 - 0.1 * i) for i, name in enumerate(methods)])
-    big = make_run("c", clients=100, done=4)
+        sent = (7680, 0, 10**8)
+        return write_report(
+            [make_run(m, method=m, level=0.8 - 0.1 * i, floats=sent[i], domains=2) for i, m in enumerate(methods)]
+        )
+    big = make_run("c", clients=100, done=4, domains=1)
     return write_report([make_run("a", clients=50), make_run("b", clients=50, method="fedavg", level=0.7), big])
 
 
-@pytest.mark.parametrize("kind", ["one", "three", "many"])
+@pytest.mark.parametrize("kind", ["one", "shown", "three", "many"])
 def test_the_page_fits_and_shows_everything(browser: Browser, make_run: Callable[..., Path], kind: str) -> None:
     page = report(kind, make_run)
     for width in (375, 1280):
@@ -174,7 +179,7 @@ def test_the_page_fits_and_shows_everything(browser: Browser, make_run: Callable
             assert browser.complaints() == [], where
             assert found["page"] <= found["view"] <= width, f"{where}: the page scrolls sideways"
             assert found["outside"] == [], f"{where}: words leave the page"
-            assert len(found["figures"]) >= 6, where
+            assert len(found["figures"]) >= (10 if kind == "shown" else 6), where
             assert all(one["drawn"] == 1 and one["width"] > 300 for one in found["figures"]), where
             assert (found["paper"], found["broken"], found["asked"]) == (paper, 0, []), where
 

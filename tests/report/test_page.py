@@ -1,5 +1,6 @@
 """The page: what it says, that it stands alone, and that it is written whole."""
 
+import json
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -11,7 +12,7 @@ from promptfed.errors import PromptFedError
 from promptfed.report import write_report
 
 MakeRun = Callable[..., Path]
-VOID = {"meta", "link", "img", "br", "rect", "circle", "path"}
+VOID = {"meta", "link", "img", "br"}
 
 
 class Outline(HTMLParser):
@@ -28,8 +29,8 @@ class Outline(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "section":
             self.sections.append(dict(attrs)["id"] or "")
-        # A bar carries its tooltip inside, so only those that close at once are void.
-        if tag not in VOID or tag in ("rect", "circle"):
+        # SVG's shapes either close at once, which is another event, or carry a tooltip inside.
+        if tag not in VOID:
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -145,6 +146,90 @@ def test_settings_that_differ_have_figures_of_their_own(make_run: MakeRun) -> No
     page = read(write_report([make_run("a"), make_run("b", dataset="office", clients=6)]))
     assert "office, dirichlet, cnn, 6 clients. Test accuracy" in page.text
     assert "best of all" not in page.text
+
+
+def test_methods_are_weighed_by_what_they_send(make_run: MakeRun) -> None:
+    dirs = [make_run(f"a{seed}", seed=seed, level=0.8 + 0.02 * seed, clients=5) for seed in range(3)]
+    dirs += [make_run("b", method="local", level=0.6, floats=0, clients=5)]
+    page = read(write_report(dirs))
+    assert page.sections[:3] == ["numbers", "exchange", "curves"]
+    assert "pfedpt: 82.00 ± 2.00%, 15,360 numbers exchanged per client and round" in page.text
+    assert "local: 60.00%, no number exchanged per client and round" in page.text
+    assert "exchange" not in read(write_report(dirs[:3])).sections, "one method has nothing to be weighed against"
+
+
+def test_what_a_method_shows_of_its_clients_is_drawn(make_run: MakeRun) -> None:
+    page = read(write_report([make_run("a", clients=4, domains=2)]))
+    assert page.sections[4:6] == ["exhibits", "traffic"]
+    for title in ("Prompt similarity", "Label distance", "Map of the descriptors", "Attention over the basis prompts"):
+        assert title in page.text
+    assert "clients 0 and 3: distance 1.000, different domains" in page.text
+    assert "clients 2 and 0: distance 0.900, the same domain" in page.text
+    assert re.search(r"client 3, basis prompt 9: 0\.\d{4}, \d\.\d\d times even", page.text)
+    assert "on their first two principal components" in page.text
+    assert "colours: the client's domain." in page.text
+
+
+def test_clients_of_one_domain_are_coloured_by_class(make_run: MakeRun) -> None:
+    page = read(write_report([make_run("a", clients=4, domains=1)]))
+    assert "colours: the client's most frequent class." in page.text
+    assert "What sets the clients apart T-shirt/top Trouser Pullover Dress Prompt similarity" in page.text
+    assert "different domains" not in page.text
+
+
+def test_only_the_first_clients_are_drawn_and_it_says_so(make_run: MakeRun) -> None:
+    page = read(write_report([make_run("a", clients=70, domains=2), make_run("b", clients=70, method="fedavg")]))
+    assert "What sets the clients apart pfedpt studio street Prompt similarity" in page.text
+    assert "The first 64 of 70 clients, in the order of their groups" in page.text
+    assert "A number names its client" not in page.text
+
+
+def test_parts_that_are_missing_are_left_out(make_run: MakeRun) -> None:
+    folder = make_run("a", clients=4, domains=2)
+    found = json.loads((folder / "figures.json").read_text(encoding="utf-8"))
+    for key in ("prompts", "descriptors"):
+        del found[key]
+    (folder / "figures.json").write_text(json.dumps(found), encoding="utf-8")
+    page = read(write_report([folder]))
+    assert "Attention over the basis prompts" in page.text
+    assert "Prompt similarity" not in page.text
+    assert "Map of the descriptors" not in page.text
+
+
+FOREIGN = {
+    "torn": ('{"clients": 4, "doma', "is not valid JSON"),
+    "a list": ("[1, 2]", "must hold one JSON object"),
+    "empty": ("{}", "it has no 'domains'"),
+    "text": ('{"domains": "abc", "classes": [], "domain_names": []}', "holds no figures"),
+    "number": ('{"domains": 3, "classes": [], "domain_names": []}', "holds no figures"),
+    "uneven": ('{"domains": [0, 1], "classes": [0], "domain_names": []}', "it has 2 domains of clients"),
+    "short": (
+        '{"domains": [0, 1], "classes": [0, 1], "domain_names": [], "attention": [[1]]}',
+        "attention does not fit 2 clients",
+    ),
+    "not finite": (
+        '{"domains": [0], "classes": [0], "domain_names": [], "attention": [[NaN]]}',
+        "attention has a number that is not finite",
+    ),
+    "alone": (
+        '{"domains": [0], "classes": [0], "domain_names": [], "prompts": {"cosine": [[1]]}}',
+        "has nothing to be compared with",
+    ),
+    "no table": ('{"domains": [0, 1], "classes": [0, 1], "domain_names": [], "prompts": 7}', "holds no figures"),
+    "huge": ('{"domains": [0], "classes": [0], "domain_names": [], "attention": [[1' + "0" * 400 + "]]}", "no figures"),
+    "not text": (None, "cannot be read as text"),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_torn_or_foreign_figures_are_a_sentence(make_run: MakeRun, kind: str) -> None:
+    folder = make_run("a")
+    content, sentence = FOREIGN[kind]
+    (folder / "figures.json").write_bytes(b"\xff\xfe" if content is None else content.encode())
+    page = read(write_report([folder]))
+    assert "What the method shows of its clients cannot be drawn." in page.text
+    assert sentence in page.text
+    assert page.sections[-2:] == ["run", "reading"]
 
 
 def test_writing_is_whole_and_leaves_nothing_behind(make_run: MakeRun) -> None:

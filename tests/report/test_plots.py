@@ -8,7 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from promptfed.report.plots import Bars, Line, Load, client_chart, heat_map, line_chart, nice_ticks, traffic_chart
+from promptfed.report.plots import (
+    Bars,
+    Head,
+    Line,
+    Load,
+    Spot,
+    cell_chart,
+    client_chart,
+    exchange_chart,
+    heat_map,
+    line_chart,
+    nice_ticks,
+    point_map,
+    traffic_chart,
+)
 
 NAME = "{http://www.w3.org/2000/svg}"
 
@@ -34,6 +48,14 @@ def line(values: list[float], colour: int = 0, label: str = "pfedpt") -> Line:
     return Line(label, points, colour, band=tuple((x, y - 1, y + 1) for x, y in points))
 
 
+HEADS = [Head("0", 0, "a<b"), Head("2", 0, "a<b"), Head("1", 9, "street")]
+
+
+def told(row: int, column: int) -> tuple[str, str]:
+    """A cell's number and tooltip, both its place."""
+    return f"{row}{column}", f"row {row} & column {column}"
+
+
 FIGURES = {
     "line": line_chart(
         [line([50, 60, 70]), line([40, 45, 50], 9, "a<b")], width=960, title="A & B", y_label="y", unit="%"
@@ -43,6 +65,9 @@ FIGURES = {
     "heat": heat_map(["a<b", "c"], [[4, 0], [1, 16]], width=960, title="Who"),
     "shade": heat_map(["a", "c"], [[4, 1]] * 100, width=380, title="Who"),
     "traffic": traffic_chart([Load("x", 3e6, 30720, 0), Load("local", 0, 0, 1)], width=960, title="Traffic"),
+    "exchange": exchange_chart([Spot("a<b", 15360, 90, 1, 0), Spot("local", 0, 70, 0, 9)], width=960, title="A & T"),
+    "cells": cell_chart(HEADS, HEADS, [[1, 0.5, -1], [0.5, 1, 0], [-1, 0, 1]], told, width=400, title="Cells"),
+    "map": point_map(HEADS, [(-1, 0), (0, 0.5), (1, 0)], width=400, title="Map"),
 }
 
 
@@ -167,3 +192,97 @@ def test_traffic_is_logarithmic() -> None:
 def test_colours_repeat_after_the_palette() -> None:
     assert 's1"' in FIGURES["line"]
     assert 's9"' not in FIGURES["line"]
+
+
+def test_the_numbers_exchanged_are_logarithmic_and_none_stands_apart() -> None:
+    spots = [Spot(f"m{power}", 10.0**power, 80, 0, power) for power in (3, 4, 6)] + [Spot("local", 0, 70, 0, 0)]
+    svg = exchange_chart(spots, width=960, title="t")
+    three, four, six, none = (float(one.get("cx", "")) for one in parse(svg).iter("circle") if not one.get("class"))
+    assert six - four == pytest.approx(2 * (four - three), abs=0.2)
+    assert none < three - 30
+    assert [text for text in texts(svg, "mid") if not text.startswith("numbers")] == ["1k", "10k", "100k", "1M", "none"]
+    assert texts(svg, "tag") == ["m3", "m4", "m6", "local"]
+    assert "local: 70.00%, no number exchanged per client and round" in tooltips(svg)
+    assert "none" not in texts(exchange_chart(spots[:3], width=960, title="t"), "tick")
+
+
+def test_seeds_have_an_error_bar() -> None:
+    svg = exchange_chart([Spot("a", 100, 80, 10, 0), Spot("b", 100, 99, 3, 1)], width=960, title="t")
+    assert "a: 80.00 ± 10.00%, 100 numbers exchanged per client and round" in tooltips(svg)
+    dots = [float(one.get("cy", "")) for one in parse(svg).iter("circle") if not one.get("class")]
+    bars = [one.get("d", "") for one in parse(svg).iter("path") if "line" in one.get("class", "")]
+    low, high = (float(number) for number in re.findall(r"^M[\d.]+ ([\d.]+)V([\d.]+)", bars[0])[0])
+    assert (low + high) / 2 == pytest.approx(dots[0], abs=0.1)
+    assert high < dots[0] < low
+    assert float(re.findall(r"V([\d.]+)", bars[1])[0]) == 30, "a bar ends at 100 percent, the top"
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 10**9), st.floats(0, 100), st.floats(0, 20)), min_size=1, max_size=8))
+def test_every_spot_stays_in_the_frame(found: list[tuple[int, float, float]]) -> None:
+    spots = [Spot(f"method {i}", floats, value, spread, i) for i, (floats, value, spread) in enumerate(found)]
+    for width in (380, 960):
+        root = parse(exchange_chart(spots, width=width, title="t"))
+        for one in root.iter("circle"):
+            assert 46 <= float(one.get("cx", "")) <= width - 16
+            assert 30 <= float(one.get("cy", "")) <= 250 + width / 8 - 40
+    assert exchange_chart([], width=380, title="t") == ""
+
+
+def test_cells_are_shaded_on_either_side_of_zero() -> None:
+    svg = FIGURES["cells"]
+    cells = [one for one in parse(svg).iter("g") if "cell" in one.get("class", "")]
+    kinds = [(one.get("class", "").split()[1], one[0].get("fill-opacity")) for one in cells]
+    assert kinds[:3] == [("more", "1.00"), ("more", "0.50"), ("less", "1.00")]
+    assert texts(svg, "in-cell")[:4] == ["00", "01", "02", "10"]
+    assert "row 0 & column 2" in tooltips(svg)
+    assert texts(svg, "end") == ["0", "2", "1", "-1"], "row names in their order, then the low end of the scale"
+
+
+def test_a_group_of_neighbours_is_outlined_and_striped() -> None:
+    root = parse(FIGURES["cells"])
+    (block,) = (one for one in root.iter("rect") if one.get("class") == "block")
+    strips = [one.get("class") for one in root.iter("rect") if "strip" in one.get("class", "")]
+    assert strips == ["strip s0", "strip s0", "strip s1"] * 2
+    assert float(block.get("width", "")) == pytest.approx(2 * 52)
+    alone = cell_chart(HEADS[:2], HEADS[:2], [[1, 1]] * 2, told, width=400, title="t")
+    assert "block" not in alone, "one group needs no outline"
+
+
+def test_many_cells_have_neither_tooltips_nor_numbers() -> None:
+    heads = [Head(str(client)) for client in range(64)]
+    svg = cell_chart(heads, heads, [[0.5] * 64] * 64, told, width=400, title="t")
+    assert tooltips(svg) == []
+    assert texts(svg, "in-cell") == []
+    assert svg.count('fill-opacity="0.50"') == 64 * 64
+    marks = [float(one.get("x", "")) for one in parse(svg).iter("text") if one.get("class") == "tick mid"]
+    assert all(b - a >= 20 for a, b in itertools.pairwise(marks)), "client numbers must not touch"
+
+
+def test_many_rows_stay_low() -> None:
+    rows = [Head(str(k)) for k in range(100)]
+    root = parse(cell_chart(rows, HEADS, [[0.0] * 3] * 100, told, width=400, title="t"))
+    assert float(root.get("height", "")) == 36 + 3 * 100 + 66
+
+
+def test_points_keep_their_proportions_and_groups_their_shapes() -> None:
+    svg = FIGURES["map"]
+    marks = [one for one in parse(svg).iter("path") if "mark" in one.get("class", "")]
+    assert [one.get("class") for one in marks] == ["mark s0", "mark s0", "mark s1"]
+    starts = [tuple(map(float, re.findall(r"^M([\d.]+) ([\d.]+)", one.get("d", ""))[0])) for one in marks]
+    # A circle's outline starts 5 left of its middle, a square's 4.5 left of and above it.
+    (ax, ay), (bx, by), (cx, cy) = (starts[0][0] + 5, starts[0][1]), (starts[1][0] + 5, starts[1][1]), starts[2]
+    assert bx - ax == pytest.approx(2 * (ay - by), abs=0.3)
+    assert (cx + 4.5 - ax, cy + 4.5) == pytest.approx((2 * (bx - ax), ay), abs=0.3)
+    assert texts(svg, "tick") == ["0", "2", "1"]
+    assert tooltips(svg)[0] == "0, a<b: -1.000, 0.000"
+
+
+def test_points_on_one_spot_are_not_named_over_each_other() -> None:
+    heads = [Head(str(client), 0) for client in range(30)]
+    svg = point_map(heads, [(0.0, 0.0)] * 30, width=400, title="t")
+    places = {(one.get("x"), one.get("y")) for one in parse(svg).iter("text") if "tick" in one.get("class", "")}
+    assert len(places) == len(texts(svg, "tick")) < 30
+    assert len(tooltips(svg)) == 30
+    crowd = point_map([Head(str(client), 0) for client in range(33)], [(0.0, 0.0)] * 33, width=400, title="t")
+    assert texts(crowd, "tick") == []

@@ -12,6 +12,7 @@ from typing import Any
 from promptfed.errors import PromptFedError
 
 Json = Mapping[str, Any]
+Matrix = tuple[tuple[float, ...], ...]
 
 _PICTURE = re.compile(r"(?P<name>.+)-client-(?P<client>\d+)\.png")
 
@@ -86,6 +87,39 @@ class Picture:
 
 
 @dataclass(frozen=True)
+class Likeness:
+    """How alike the clients' prompts are, the mean prompt removed or not, beside how far apart their labels are."""
+
+    cosine: Matrix
+    centred: Matrix
+    spread: float
+    label_distance: Matrix
+    label_correlation: float | None
+    domain_correlation: float | None
+
+
+@dataclass(frozen=True)
+class Places:
+    """The clients' descriptors in the plane, and how they got there."""
+
+    kind: str
+    points: tuple[tuple[float, float], ...]
+    explained: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a method shows of its clients: the first ones, each with its domain and its most frequent class."""
+
+    domain_names: tuple[str, ...]
+    domains: tuple[int, ...]
+    classes: tuple[int, ...]
+    prompts: Likeness | None
+    descriptors: Places | None
+    attention: Matrix | None
+
+
+@dataclass(frozen=True)
 class RunFolder:
     """All that a report says about one run; of an unfinished run, what its rounds say so far."""
 
@@ -96,6 +130,8 @@ class RunFolder:
     partition: Partition | None
     env: Json
     pictures: tuple[Picture, ...]
+    figures: Figures | None
+    figures_fault: str
     finished: bool
     method: str
     dataset: str
@@ -138,6 +174,7 @@ def read_run(path: Path | str) -> RunFolder:
     rounds = _read_rounds(folder / "rounds.jsonl")
     summary = _read_json(folder / "summary.json")
     partition = _read_partition(folder / "partition.json")
+    figures, fault = _read_figures(folder / "figures.json")
     facts = (
         _unfinished(recipe, rounds, partition)
         if summary is None
@@ -151,6 +188,8 @@ def read_run(path: Path | str) -> RunFolder:
         partition=partition,
         env=_read_json(folder / "env.json") or {},
         pictures=tuple(_pictures(folder / "pictures")),
+        figures=figures,
+        figures_fault=fault,
         finished=summary is not None,
         **facts,
     )
@@ -228,6 +267,56 @@ def _read_partition(path: Path) -> Partition | None:
         return Partition(str(raw["hash"]), _texts(raw["classes"]), _texts(raw.get("domain_names", ())), clients)
     except (KeyError, TypeError, ValueError) as error:
         raise PromptFedError(f'"{path}" is not a partition: {_why(error)}.') from error
+
+
+def _read_figures(path: Path) -> tuple[Figures | None, str]:
+    """Read what the method shows, or say why not: a report is worth reading without it."""
+    try:
+        raw = _read_json(path)
+        return (None if raw is None else _figures(raw)), ""
+    except PromptFedError as error:
+        return None, str(error)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        return None, f'"{path}" holds no figures: {_why(error)}.'
+
+
+def _figures(raw: Json) -> Figures:
+    domains, classes = _integers(raw["domains"]), _integers(raw["classes"])
+    count = len(domains)
+    if len(classes) != count:
+        raise ValueError(f"it has {count} domains of clients, but {len(classes)} classes")
+    return Figures(
+        domain_names=_texts(raw["domain_names"]),
+        domains=domains,
+        classes=classes,
+        prompts=_likeness(raw["prompts"], count) if "prompts" in raw else None,
+        descriptors=_places(raw["descriptors"], count) if "descriptors" in raw else None,
+        attention=_matrix(raw["attention"], count, None, "attention") if "attention" in raw else None,
+    )
+
+
+def _likeness(raw: Json, count: int) -> Likeness:
+    if count < 2:
+        raise ValueError("one client's prompt has nothing to be compared with")
+    alike, centred, apart = (_matrix(raw[key], count, count, key) for key in ("cosine", "centred", "label_distance"))
+    found = raw["rank_correlation"]
+    return Likeness(alike, centred, float(raw["spread"]), apart, _number(found["label"]), _number(found["domain"]))
+
+
+def _places(raw: Json, count: int) -> Places:
+    points = tuple((x, y) for x, y in _matrix(raw["points"], count, 2, "points"))
+    return Places(str(raw["map"]), points, tuple(float(value) for value in raw.get("explained", ())))
+
+
+def _matrix(raw: Any, rows: int, columns: int | None, name: str) -> Matrix:
+    """Return finite numbers of that shape; with no `columns`, rows of any one length but none."""
+    found = tuple(tuple(float(value) for value in row) for row in raw)
+    wanted = columns if columns is not None else max((len(row) for row in found), default=0)
+    if len(found) != rows or not wanted or any(len(row) != wanted for row in found):
+        raise ValueError(f"{name} does not fit {rows} clients")
+    if not all(math.isfinite(value) for row in found for value in row):
+        raise ValueError(f"{name} has a number that is not finite")
+    return found
 
 
 def _pictures(folder: Path) -> Iterator[Picture]:

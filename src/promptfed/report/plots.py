@@ -5,7 +5,7 @@ Each function takes plain values and a width, and returns one `<svg>`. A mark's 
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -15,8 +15,15 @@ COLOURS = 8
 MOST_BARS = 60
 LEAST_BAR = 2.0
 MOST_TOOLTIPS = 1500
+LARGEST_CELL = 52.0
+# A cell this wide has its number written in it.
+ROOMY_CELL = 36.0
+# More points than this carry no names.
+MOST_NAMES = 32
+SHAPES = ("circle", "square", "diamond")
 
 Point = tuple[float, float]
+Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,26 @@ class Load:
     up: float
     colour: int
     notes: tuple[str, str] = ("", "")
+
+
+@dataclass(frozen=True)
+class Spot:
+    """What one method reaches (percent, with its spread over seeds) and how many numbers it exchanges for that."""
+
+    label: str
+    floats: float
+    value: float
+    spread: float
+    colour: int
+
+
+@dataclass(frozen=True)
+class Head:
+    """The name of a row, a column or a point, and the group it belongs to, if any, by series and name."""
+
+    name: str
+    series: int | None = None
+    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -176,6 +203,106 @@ def traffic_chart(loads: Sequence[Load], *, width: int, title: str) -> str:
             parts.append(_load_bar(load, way, size, load.notes[row], across, top + 19 + 18 * row))
     desc = "; ".join(f"{one.label}: {human_bytes(one.down)} down, {human_bytes(one.up)} up" for one in loads)
     return _svg(frame, title, desc, parts)
+
+
+def exchange_chart(spots: Sequence[Spot], *, width: int, title: str) -> str:
+    """Accuracy against the numbers exchanged, on a logarithmic scale; who sends nothing stands apart at the left."""
+    frame = Frame(width, 250 + width / 8, right=16)
+    if not spots:
+        return ""
+    up = _y_axis(
+        min(one.value - one.spread for one in spots),
+        max(min(100.0, one.value + one.spread) for one in spots),
+        frame,
+        ceiling=100,
+    )
+    across = _powers([one.floats for one in spots if one.floats > 0], any(one.floats <= 0 for one in spots), frame)
+    silent = frame.left + 26
+    parts = [_y_grid(up, frame, "mean accuracy (%)"), _power_ticks(across, frame)]
+    if across.start > silent:
+        foot = frame.height - frame.bottom
+        parts.append(f'<path class="grid" d="M{_n(silent)} {_n(frame.top)}V{_n(foot)}"/>')
+        parts.append(f'<text class="tick mid" x="{_n(silent)}" y="{_n(foot + 17)}">none</text>')
+    places = [(across.at(math.log10(one.floats)) if one.floats > 0 else silent, up.at(one.value)) for one in spots]
+    parts += [_spot(one, place, up) for one, place in zip(spots, places, strict=True)]
+    letters = 40 if width > 500 else 18
+    names = [_cut(one.label, letters) for one in spots]
+    for one, name, (x, y, anchor, _) in zip(spots, names, _label_places(places, names, frame), strict=True):
+        parts.append(f'<text class="tag {anchor} {_series(one.colour)}" x="{_n(x)}" y="{_n(y)}">{escape(name)}</text>')
+    desc = "; ".join(f"{one.label}: {_short(one.value)}% for {_short(one.floats)} numbers" for one in spots)
+    return _svg(frame, title, desc, parts)
+
+
+def cell_chart(
+    rows: Sequence[Head],
+    columns: Sequence[Head],
+    values: Sequence[Sequence[float]],
+    told: Callable[[int, int], tuple[str, str]],
+    *,
+    width: int,
+    title: str,
+    ends: tuple[str, str] = ("-1", "1"),
+) -> str:
+    """Clients across, each with the strip of its group; cells shaded from -1 (one colour) over 0 to 1 (the other).
+
+    `told(row, column)` gives a cell's number as written in it where it fits, and its tooltip.
+    """
+    square = rows == columns
+    slot = min((width - 50) / len(columns), LARGEST_CELL)
+    pitch = slot if square else max(3.0, min(max(slot, 14.0), 300 / len(rows), 30.0))
+    foot = 36 + pitch * len(rows)
+    frame = Frame(width, foot + 66, left=42, right=width - 42 - slot * len(columns), top=36, bottom=66)
+    parts = [_heading(title)]
+    parts += [_cell_heads(rows, pitch, frame, down=True), _cell_heads(columns, slot, frame, down=False)]
+    many = len(rows) * len(columns) > MOST_TOOLTIPS
+    for i in range(len(rows)):
+        for j in range(len(columns)):
+            corner = (frame.left + j * slot, frame.top + i * pitch)
+            number, tip = told(i, j)
+            parts.append(_cell(corner, (slot, pitch), values[i][j], number, "" if many else tip))
+    if square:
+        parts += [_block(first, size, slot, frame) for first, size in _blocks(rows) if size < len(rows)]
+    middle = frame.left + slot * len(columns) / 2
+    parts.append(f'<text class="axis mid" x="{_n(middle)}" y="{_n(foot + 32)}">client</text>')
+    parts.append(_scale(frame.left, foot + 56, ends))
+    return _svg(frame, title, f"{len(rows)} rows, {len(columns)} columns, from {ends[0]} to {ends[1]}", parts)
+
+
+def point_map(heads: Sequence[Head], points: Sequence[Point], *, width: int, title: str) -> str:
+    """Points in the plane, colour and shape by group, named where there is room; one scale for both axes."""
+    frame = Frame(width, 0.88 * width, left=2, right=2, top=26, bottom=2)
+    inner = frame.height - frame.top - frame.bottom
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    span = max(max(xs) - min(xs), (max(ys) - min(ys)) * frame.inner / inner, 1e-9) * 1.16
+    scale = frame.inner / span
+    x_middle, y_middle = (min(xs) + max(xs)) / 2, (min(ys) + max(ys)) / 2
+    middle = (frame.left + frame.inner / 2, frame.top + inner / 2)
+    places = [(middle[0] + (x - x_middle) * scale, middle[1] - (y - y_middle) * scale) for x, y in points]
+    box = f'x="{_n(frame.left)}" y="{_n(frame.top)}" width="{_n(frame.inner)}" height="{_n(inner)}" rx="4"'
+    parts = [_heading(title), f'<rect class="grid" {box}/>']
+    for head, point, place in zip(heads, points, places, strict=True):
+        group = f", {head.group}" if head.group else ""
+        tip = f"<title>{escape(f'{head.name}{group}: {point[0]:.3f}, {point[1]:.3f}')}</title>"
+        colour = _series(head.series or 0)
+        parts.append(f'<path class="mark {colour}" d="{shape_path(head.series or 0, place)}">{tip}</path>')
+    if len(heads) <= MOST_NAMES:
+        names = [head.name.rpartition(" ")[2] for head in heads]
+        for name, (x, y, anchor, free) in zip(names, _label_places(places, names, frame), strict=True):
+            if free:
+                parts.append(f'<text class="tick {anchor}" x="{_n(x)}" y="{_n(y)}">{escape(name)}</text>')
+    return _svg(frame, title, f"{len(points)} points", parts)
+
+
+def shape_path(series: int, middle: Point) -> str:
+    """The outline of a series' mark: past the palette the shape changes, so that groups of one colour differ."""
+    x, y = middle
+    match SHAPES[series // COLOURS % len(SHAPES)]:
+        case "circle":
+            return f"M{_n(x - 5)} {_n(y)}a5 5 0 1 0 10 0a5 5 0 1 0 -10 0Z"
+        case "square":
+            return f"M{_n(x - 4.5)} {_n(y - 4.5)}h9v9h-9Z"
+        case _:
+            return f"M{_n(x)} {_n(y - 6)}l6 6l-6 6l-6 -6Z"
 
 
 def _svg(frame: Frame, title: str, desc: str, parts: Iterable[str]) -> str:
@@ -336,7 +463,7 @@ def _extent(values: Sequence[float | None]) -> str:
 
 def _row_name(name: str, letters: int, frame: Frame, pitch: float, index: int) -> str:
     """A row's name, cut to fit, whole in its tooltip."""
-    shown = name if len(name) <= letters else name[: letters - 1] + "…"
+    shown = _cut(name, letters)
     y = _n(frame.top + (index + 0.5) * pitch)
     text = f'<text class="tick end" x="{_n(frame.left - 8)}" y="{y}" dy=".34em">{escape(shown)}'
     hair = f'<path class="grid" d="M{_n(frame.left)} {y}H{_n(frame.width - frame.right)}"/>'
@@ -373,3 +500,150 @@ def _load_bar(load: Load, way: str, size: float, note: str, across: Axis, top: f
     shape = f'x="{_n(across.start)}" y="{_n(top)}" width="{_n(stop - across.start)}" height="14" rx="2"'
     text = f'<text class="tick" x="{_n(stop + 6)}" y="{_n(top + 7)}" dy=".34em">{"↓" if way == "down" else "↑"} {value}'
     return f'<g class="load {way} {_series(load.colour)}"><rect {shape}/>{text}</text><title>{told}</title></g>'
+
+
+def _heading(title: str) -> str:
+    return f'<text class="name" x="2" y="13">{escape(title)}</text>'
+
+
+def _cut(text: str, letters: int) -> str:
+    return text if len(text) <= letters else text[: letters - 1] + "…"
+
+
+def _powers(floats: Sequence[float], silent: bool, frame: Frame) -> Axis:
+    """Powers of ten around what is sent, room being left for those who send nothing."""
+    low = math.floor(math.log10(min(floats, default=1)))
+    high = max(math.ceil(math.log10(max(floats, default=1))), low + 1)
+    start = frame.left + (78 if silent else 14)
+    return Axis(low, high, start, frame.width - frame.right - 8, tuple(map(float, range(low, high + 1))))
+
+
+def _power_ticks(axis: Axis, frame: Frame) -> str:
+    """Vertical hairlines at powers of ten, and what is counted."""
+    foot = frame.height - frame.bottom
+    every = max(1, math.ceil(len(axis.ticks) * 40 / (axis.stop - axis.start)))
+    parts = [
+        f'<path class="grid" d="M{_n(axis.at(tick))} {_n(frame.top)}V{_n(foot)}"/>'
+        f'<text class="tick mid" x="{_n(axis.at(tick))}" y="{_n(foot + 17)}">{_power_text(int(tick))}</text>'
+        for tick in axis.ticks[::every]
+    ]
+    middle = _n(frame.left + frame.inner / 2)
+    label = "numbers exchanged per client and round"
+    return "".join(parts) + f'<text class="axis mid" x="{middle}" y="{_n(frame.height - 5)}">{label}</text>'
+
+
+def _power_text(power: int) -> str:
+    """A power of ten with its letter: 100, 10k, 1M, 10G."""
+    letter = ("", "k", "M", "G", "T")[min(power // 3, 4)]
+    return f"{10 ** (power - 3 * min(power // 3, 4)):,}{letter}"
+
+
+def _spot(one: Spot, place: Point, up: Axis) -> str:
+    """A dot with its spread over seeds."""
+    x, y = place
+    spread = f" ± {one.spread:.2f}" if one.spread else ""
+    sent = f"{one.floats:,.0f} numbers" if one.floats > 0 else "no number"
+    tip = f"{escape(one.label)}: {one.value:.2f}{spread}%, {sent} exchanged per client and round"
+    bar = ""
+    if one.spread:
+        low, high = up.at(one.value - one.spread), up.at(min(100.0, one.value + one.spread))
+        caps = f"M{_n(x - 5)} {_n(low)}H{_n(x + 5)}M{_n(x - 5)} {_n(high)}H{_n(x + 5)}"
+        bar = f'<path class="line thin {_series(one.colour)}" d="M{_n(x)} {_n(low)}V{_n(high)}{caps}"/>'
+    dot = f'cx="{_n(x)}" cy="{_n(y)}"'
+    circles = f'<circle {dot} r="5.5"/><circle class="hit" {dot} r="12"/>'
+    return f'{bar}<g class="dot spot {_series(one.colour)}">{circles}<title>{tip}</title></g>'
+
+
+def _label_places(points: Sequence[Point], names: Sequence[str], frame: Frame) -> list[tuple[float, float, str, bool]]:
+    """A place beside each point, its anchor, and whether it is free: covers no point and no earlier name."""
+    taken = [(x - 6, y - 6, x + 6, y + 6) for x, y in points]
+    found = []
+    for (x, y), name in zip(points, names, strict=True):
+        length = 7.8 * len(name) + 4
+        tries = [(x + 10, y + rise, "start", x + 9) for rise in (4, 13, -5)]
+        tries += [(x - 10, y + rise, "end", x - 9 - length) for rise in (4, 13, -5)]
+        tries += [(x, y + rise, "mid", x - length / 2) for rise in (-11, 20)]
+        boxes = [(left, base - 11, left + length, base + 3) for _, base, _, left in tries]
+        inside = [index for index, box in enumerate(boxes) if _inside(box, frame)]
+        free = [index for index in inside if not any(_overlap(boxes[index], other) for other in taken)]
+        best = (free or inside or [0])[0]
+        if best in free:
+            taken.append(boxes[best])
+        found.append((*tries[best][:3], best in free))
+    return found
+
+
+def _inside(box: Box, frame: Frame) -> bool:
+    left, top, right, bottom = box
+    return left >= 4 and top >= frame.top - 4 and right <= frame.width - 2 and bottom <= frame.height - frame.bottom + 4
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+def _cell_heads(heads: Sequence[Head], step: float, frame: Frame, *, down: bool) -> str:
+    """The names along one side, thinned where they would touch, and the strip of their groups' colours."""
+    every = math.ceil((13 if down else 21) / step)
+    parts = []
+    for index, head in enumerate(heads):
+        middle = _n((frame.top if down else frame.left) + (index + 0.5) * step)
+        foot = frame.height - frame.bottom + 15
+        if index % every == 0:
+            place = (
+                f'end" x="{_n(frame.left - 12)}" y="{middle}" dy=".34em"'
+                if down
+                else f'mid" x="{middle}" y="{_n(foot)}"'
+            )
+            parts.append(f'<text class="tick {place}>{escape(head.name)}</text>')
+        if head.series is not None:
+            start = (frame.top if down else frame.left) + index * step
+            box = (frame.left - 9, start, 5.0, step) if down else (start, frame.top - 9, step, 5.0)
+            shape = 'x="{:.2f}" y="{:.2f}" width="{:.2f}" height="{:.2f}"'.format(*box)
+            tip = f"<title>{escape(head.group)}</title>" if head.group else ""
+            parts.append(f'<rect class="strip {_series(head.series)}" {shape}>{tip}</rect>')
+    return "".join(parts)
+
+
+def _cell(corner: Point, size: Point, value: float, number: str, tip: str) -> str:
+    """One shaded cell, with a hairline of paper beside it where there is room."""
+    gap = 1.0 if min(size) >= 10 else 0.0
+    shape = f'x="{corner[0]:.2f}" y="{corner[1]:.2f}" width="{size[0] - gap:.2f}" height="{size[1] - gap:.2f}"'
+    kind = f'class="cell {"more" if value >= 0 else "less"}"'
+    shade = f'fill-opacity="{min(1.0, abs(value)):.2f}"'
+    if not tip:
+        return f"<rect {kind} {shape} {shade}/>"
+    text = ""
+    if size[0] >= ROOMY_CELL and size[1] >= 16:
+        x, y = corner[0] + (size[0] - gap) / 2, corner[1] + (size[1] - gap) / 2
+        text = f'<text class="mid in-cell" x="{_n(x)}" y="{_n(y)}" dy=".34em">{escape(number)}</text>'
+    return f"<g {kind}><rect {shape} {shade}/>{text}<title>{escape(tip)}</title></g>"
+
+
+def _blocks(heads: Sequence[Head]) -> list[tuple[int, int]]:
+    """Neighbours of one group, as (first, how many), where there are at least two."""
+    found: list[tuple[int, int]] = []
+    first = 0
+    for index in range(1, len(heads) + 1):
+        if index == len(heads) or heads[index].series != heads[first].series:
+            if index - first > 1 and heads[first].series is not None:
+                found.append((first, index - first))
+            first = index
+    return found
+
+
+def _block(first: int, size: int, slot: float, frame: Frame) -> str:
+    """The outline of a group's own cells."""
+    shape = f'x="{frame.left + first * slot - 0.5:.2f}" y="{frame.top + first * slot - 0.5:.2f}"'
+    return f'<rect class="block" {shape} width="{size * slot:.2f}" height="{size * slot:.2f}"/>'
+
+
+def _scale(left: float, y: float, ends: tuple[str, str]) -> str:
+    """The shades from -1 to 1 between the names of their ends."""
+    start = left + 6.6 * len(ends[0]) + 8
+    parts = [f'<text class="tick end" x="{_n(start - 8)}" y="{_n(y)}">{escape(ends[0])}</text>']
+    for step in range(-5, 6):
+        shape = f'x="{_n(start + 10 * (step + 5))}" y="{_n(y - 10)}" width="10" height="11"'
+        side = "more" if step >= 0 else "less"
+        parts.append(f'<rect class="cell {side}" {shape} fill-opacity="{abs(step) / 5:.1f}"/>')
+    return "".join(parts) + f'<text class="tick" x="{_n(start + 118)}" y="{_n(y)}">{escape(ends[1])}</text>'
