@@ -39,7 +39,9 @@ def loop_of(words: list[str], name: str, data: Dataset, folder: Path) -> Loop:
     """Return the round loop of a recipe on `data`, divided equally."""
     recipe = config.load(name, words)[0]
     partition = make_partition("iid", {}, data, recipe.clients, 0)
-    plan = runner.Plan(recipe, config.build_method(recipe), data, partition, runner.pick_device(recipe.device))
+    device = runner.pick_device(recipe.device)
+    task = runner.make_task(recipe, data, device)
+    plan = runner.Plan(recipe, config.build_method(recipe), data, partition, task, device)
     return runner.make_loop(plan, Record.create(folder, config.dump(recipe), {}))
 
 

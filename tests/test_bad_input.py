@@ -99,7 +99,7 @@ KEYS = {
     "no such processor": (["device=cpu:one"], "cpu:one", ""),
     "frame too large": (["method.size=5"], "A frame of 5 pixels per side does not fit 8×8 images", "1 to 4"),
     "patch too large": (["method.prompt=patch", "method.size=9"], "patch", "8×8"),
-    "tokens with a CNN": (["method.prompt=tokens", *SMALL_CNN], "tokens need a transformer", "vit-tiny"),
+    "tokens with a CNN": (["method.prompt=tokens", *SMALL_CNN], "tokens need a transformer", "backbone.name=vit"),
     "images too small": (["backbone.name=cnn"], "8×8 pixels are too small", ""),
     "no convolutions": (["backbone.name=cnn", "backbone.channels=[]"], "backbone.channels", ""),
     "patch that does not divide": (["backbone.patch=3"], "backbone.patch=3 does not divide", "8×8 pixels"),

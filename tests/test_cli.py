@@ -22,7 +22,17 @@ from promptfed import cli, config, runner
 from promptfed.checks import PROMISES
 from test_runner import tiny, write_images
 
-COMMANDS: tuple[list[str], ...] = ([], ["run"], ["demo"], ["compare"], ["report"], ["list"], ["check"], ["doctor"])
+COMMANDS: tuple[list[str], ...] = (
+    [],
+    ["run"],
+    ["reproduce"],
+    ["demo"],
+    ["compare"],
+    ["report"],
+    ["list"],
+    ["check"],
+    ["doctor"],
+)
 DATA_COMMANDS = (["data"], ["data", "list"], ["data", "get"], ["data", "add"])
 KINDS = ("methods", "datasets", "backbones", "partitions", "recipes")
 

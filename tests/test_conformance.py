@@ -6,14 +6,25 @@ from promptfed.checks import PROMISES, check_method
 from promptfed.config import methods
 from promptfed.method import Method
 from promptfed.methods.fedavg import FedAvg
+from promptfed.methods.fedbabu import FedBABU
+from promptfed.methods.fedrep import FedRep
+from promptfed.methods.fedrod import FedRoD
+from promptfed.methods.fedvpt import FedVPT
+from promptfed.methods.fedvpt_d import FedVPTDeep
+from promptfed.methods.head_probe import HeadProbe
 from promptfed.methods.local_only import Local
+from promptfed.methods.per_fedavg import PerFedAvg
+from promptfed.methods.pfedpg import PFedPG
 from promptfed.methods.pfedpt import PFedPT
+from promptfed.methods.singleset_full import SingleSetFull
+from promptfed.methods.singleset_vpt import SingleSetVPT
 
 # fewer epochs than the defaults: the promises are the same, the suite is faster
 VARIANTS: dict[str, Method] = {
     "fedavg": FedAvg(lr=0.05, epochs=1, batch=8),
     "fedavg with momentum and decay": FedAvg(lr=0.02, epochs=2, batch=8, momentum=0.9, weight_decay=0.01),
     "fedavg without short batches": FedAvg(lr=0.05, epochs=1, batch=8, drop_last=True),
+    "fedavg with clipped gradients": FedAvg(lr=0.05, epochs=1, batch=8, clip=0.5),
     "local": Local(lr=0.05, epochs=1, batch=8),
     "local with momentum and decay": Local(lr=0.02, epochs=2, batch=8, momentum=0.9, weight_decay=0.01),
     "pfedpt": PFedPT(lr=0.05, epochs=1, prompt_epochs=1, batch=8),
@@ -24,6 +35,23 @@ VARIANTS: dict[str, Method] = {
     "pfedpt joint": PFedPT(joint=True, lr=0.05, epochs=2, batch=8),
     "pfedpt without momentum": PFedPT(prompt_momentum=0.0, lr=0.05, epochs=1, prompt_epochs=1, batch=8),
     "pfedpt without short batches": PFedPT(drop_last=True, lr=0.05, epochs=1, prompt_epochs=1, batch=8),
+    "fedvpt": FedVPT(tokens=2, lr=0.05, epochs=1, batch=8),
+    "fedvpt-d": FedVPTDeep(tokens=2, lr=0.05, epochs=1, batch=8),
+    "singleset-vpt": SingleSetVPT(tokens=2, lr=0.05, epochs=1, batch=8),
+    "singleset-full": SingleSetFull(epochs=1, batch=8),
+    "head-probe": HeadProbe(lr=0.05, epochs=1, batch=8),
+    "per-fedavg": PerFedAvg(epochs=2, batch=4, lr=0.02, alpha=0.02),
+    "per-fedavg of second order": PerFedAvg(order="second", epochs=2, batch=4, lr=0.02, alpha=0.02),
+    "fedrep": FedRep(epochs=1, head_epochs=1, batch=8),
+    "fedrod": FedRoD(epochs=1, batch=8),
+    "fedbabu": FedBABU(epochs=1, batch=8),
+    "fedbabu tuning all": FedBABU(epochs=1, batch=8, tune="all", tune_epochs=1),
+    "pfedpg": PFedPG(tokens=2, epochs=1, batch=8, lr=0.05),
+    "pfedpg mlp": PFedPG(generator="mlp", tokens=2, epochs=1, batch=8, lr=0.05),
+    "pfedpg adain": PFedPG(generator="adain", tokens=2, epochs=1, batch=8, lr=0.05),
+    "pfedpg without a generator": PFedPG(generator="none", tokens=2, epochs=1, batch=8, lr=0.05),
+    "pfedpg by Adam": PFedPG(optimiser="adam", tokens=2, epochs=1, batch=8, lr=0.05),
+    "pfedpg with a descriptor per token": PFedPG(descriptor_tokens="each", tokens=2, epochs=1, batch=8, lr=0.05),
 }
 
 

@@ -2,7 +2,6 @@
 
 import inspect
 import shutil
-import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -24,10 +23,8 @@ _ENGINE = ("shape", "classes")  # a backbone's fields that the data set decides
 def entries(kind: str) -> list[Entry]:
     """Return every thing of that kind: its name, what it is, and its recipe keys with their defaults."""
     if kind == "recipes":
-        found = config.recipes().items()
-        return [
-            {"name": name, "about": _comment(path), "keys": tomllib.loads(path.read_text())} for name, path in found
-        ]
+        described = ((name, *config.describe(name)) for name in config.recipes())
+        return [{"name": name, "about": about, "keys": keys} for name, about, keys in described]
     registries: dict[str, Mapping[str, type]] = {
         "methods": config.methods(),
         "datasets": DATASETS,
@@ -40,11 +37,6 @@ def entries(kind: str) -> list[Entry]:
 
 def _about(kind: type) -> str:
     return (inspect.getdoc(kind) or "").split("\n", 1)[0]
-
-
-def _comment(path: Path) -> str:
-    first = path.read_text(encoding="utf-8").split("\n", 1)[0]
-    return first.removeprefix("#").strip() if first.startswith("#") else ""
 
 
 def _keys(kind: type) -> Entry:
@@ -75,7 +67,9 @@ def data_table() -> Table:
     for title in ("data set", "here", "size", "where"):
         shown.add_column(title)
     for one in status():
-        shown.add_row(one.name, "yes" if one.present else "no", human_bytes(one.size), str(one.where))
+        shown.add_row(
+            one.name, "yes" if one.present else "no", human_bytes(one.size) if one.size else "–", str(one.where)
+        )
     return shown
 
 

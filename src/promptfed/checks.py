@@ -15,12 +15,13 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from promptfed import tree
+from promptfed.backbones.pretrained import ViT
 from promptfed.config import Recipe
 from promptfed.data.dataset import Dataset
 from promptfed.data.partition import Partition
 from promptfed.errors import PromptFedError, choice
 from promptfed.federation.loop import Loop
-from promptfed.method import Method
+from promptfed.method import Method, Task
 from promptfed.record import Record
 from promptfed.runner import Plan, make_loop
 from promptfed.tree import Tree
@@ -79,10 +80,11 @@ def toy_loop(
         rounds=rounds,
         clients=len(SIZES),
         per_round=per_round,
-        backbone={"name": "vit-tiny", "patch": 4, "width": 8, "depth": 1, "heads": 2},
         fleet={"name": fleet, "precision": "fp32"},
     )
-    plan = Plan(recipe, method, data, _partition(data), torch.device(device))
+    backbone = ViT.random((3, 8, 8), CLASSES, width=16, depth=2, heads=2, patch=4, precision="fp32")
+    where = torch.device(device)
+    plan = Plan(recipe, method, data, _partition(data), Task(backbone.to(where), data.classes, len(SIZES)), where)
     return make_loop(plan, Record.reopen(folder) if folder.exists() else Record.create(folder, "", {}))
 
 

@@ -17,6 +17,7 @@ from promptfed.errors import PromptFedError
 
 if TYPE_CHECKING:
     from promptfed.runner import Result
+    from promptfed.tables import Outcome
 
 app = typer.Typer(
     help="Federated prompt learning: exchange prompts of a few kilobytes instead of models of hundreds of megabytes.",
@@ -141,6 +142,69 @@ def demo(
 
 
 @app.command()
+def reproduce(
+    table: Annotated[
+        str, typer.Argument(help="A shipped table such as pfedpg/t1-office, or a .table.toml file.", metavar="TABLE")
+    ],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Where all run folders go; runs/TABLE if not given.")] = None,
+    seeds: Annotated[str, typer.Option(help="The seeds of every cell, such as 0,1,2.")] = "0",
+    only: Annotated[str, typer.Option(help="Run these rows only.", metavar="ROW,ROW")] = "",
+    columns: Annotated[str, typer.Option(help="Run these columns only.", metavar="COLUMN,COLUMN")] = "",
+    workers: Annotated[int, typer.Option(help="Runs side by side, each in a process.")] = 1,
+    tune: Annotated[bool, typer.Option("--tune", help="Also try every row's grid on validation images.")] = False,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:1; short for device=…")] = None,
+) -> None:
+    """Run a paper's whole table and print ours beside the paper's.
+
+    Keys change all cells, and what they change against the paper is listed under the table:
+
+        promptfed reproduce pfedpg/t1-office --seeds 0,1,2 --workers 4 backbone.weights=facebook/dinov2-small
+
+    Finished runs are not run again: give the same command once more to go on after a stop.
+    """
+    from promptfed.reproduce import Plan, find_table, parse_seeds
+    from promptfed.reproduce import reproduce as run_table
+    from promptfed.tables import failures
+
+    found = find_table(table)
+    plan = Plan(
+        out=out or Path("runs") / found.name,
+        overrides=(*(overrides or []), *([f"device={device}"] if device else [])),
+        seeds=parse_seeds(seeds),
+        rows=tuple(filter(None, only.split(","))),
+        columns=tuple(filter(None, columns.split(","))),
+        workers=workers,
+        tune=tune,
+    )
+    try:
+        outcome = run_table(found, plan)
+    except KeyboardInterrupt:
+        _complain("Stopped. Give the same command again to go on.")
+        raise typer.Exit(130) from None
+    _show_table(outcome)
+    say(f"Table {plan.out / 'table.md'}, {plan.out / 'table.json'}")
+    if failures(outcome):
+        raise typer.Exit(1)
+
+
+def _show_table(outcome: "Outcome") -> None:
+    """Print a paper's table for a person, or as Markdown where nobody watches."""
+    from promptfed.tables import remarks, to_markdown, views
+
+    if not console.is_terminal:
+        typer.echo(to_markdown(outcome))
+        return
+    for title, shown in views(outcome):
+        say(f"\n{outcome['title']} – {title}" if len(outcome["columns"]) > 1 else f"\n{outcome['title']}")
+        console.print(shown.to_rich(console.width))
+    for heading, sentences in remarks(outcome).items():
+        say(f"\n{heading}")
+        for sentence in sentences:
+            say(f"- {sentence}")
+
+
+@app.command()
 def compare(
     dirs: Dirs, form: Annotated[Format, typer.Option("--format", help="How to write the table.")] = Format.terminal
 ) -> None:
@@ -211,8 +275,10 @@ def data_get(name: Annotated[str, typer.Argument(help="A data set's name.")]) ->
 @data_app.command("add")
 def data_add(
     name: Annotated[str, typer.Argument(help="A data set's name.")],
-    path: Annotated[Path, typer.Argument(help="Its official archive, or a folder that holds the official files.")],
-    verify: Annotated[bool, typer.Option(help="Refuse an archive whose checksum is not the official one.")] = True,
+    path: Annotated[Path, typer.Argument(help="Its official archive, or a folder that holds its files.")],
+    verify: Annotated[
+        bool, typer.Option(help="Refuse an archive whose checksum is not the official one, where one is known.")
+    ] = True,
 ) -> None:
     """Take an archive that is already on disk, so that nothing is downloaded."""
     from promptfed.data import add

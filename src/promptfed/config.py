@@ -16,6 +16,7 @@ from typing import Any, Literal
 import promptfed.methods
 from promptfed import options
 from promptfed.backbones import BACKBONES
+from promptfed.cells import SUFFIX, Cell, read_cells
 from promptfed.data.datasets import DATASETS
 from promptfed.data.partition import PARTITIONS
 from promptfed.errors import PromptFedError, choice
@@ -43,6 +44,7 @@ class EvaluateOptions:
     every: Count = 1  # rounds between evaluations; the last round is always evaluated
     personal: bool = True  # false: before the last round, test only the server's own model
     after: bool = True  # at the end, also test every client after one more local training
+    split: Literal["test", "val"] = "test"  # val: choose settings on validation images, never on test images
 
 
 @dataclass(frozen=True)
@@ -53,12 +55,14 @@ class Recipe:
     rounds: Count = 10
     clients: Count = 20
     per_round: Whole = 0  # clients that take part in a round; 0: all
+    newcomers: Whole = 0  # how many of the clients come only after the last round
+    join_rounds: Count = 5  # rounds of newcomers alone, if there are any
     device: str = "auto"
     checkpoint_seconds: NonNegative = 5.0
     method: Table = field(default_factory=lambda: {"name": "pfedpt"})
     data: Table = field(default_factory=lambda: {"name": "fashion-shops", "limit": 50})
     partition: Table = field(default_factory=lambda: {"name": "pathological", "classes_per_client": 5})
-    backbone: Table = field(default_factory=lambda: {"name": "cnn"})
+    backbone: Table = field(default_factory=dict)  # empty: the method's own choice
     fleet: Table = field(default_factory=lambda: {"name": "auto"})
     evaluate: Table = field(default_factory=dict)
 
@@ -108,8 +112,33 @@ def find_method(name: str) -> type[Method]:
 
 
 def recipes() -> dict[str, Path]:
-    """Return the shipped recipes by name, such as "pfedpt/cifar10-dirichlet"."""
-    return {path.relative_to(RECIPES).with_suffix("").as_posix(): path for path in sorted(RECIPES.rglob("*.toml"))}
+    """Return the shipped recipes by name; a table's cell, such as "pfedpg/t1-office/fedvpt", leads to the table."""
+    found: dict[str, Path] = {}
+    for path in sorted(RECIPES.rglob("*.toml")):
+        name = path.relative_to(RECIPES).as_posix().removesuffix(".toml").removesuffix(".table")
+        if path.name.endswith(SUFFIX):
+            found |= {f"{name}/{cell}": path for cell in read_cells(path, name).cells()}
+        else:
+            found[name] = path
+    return found
+
+
+def tables() -> dict[str, Path]:
+    """Return the shipped tables of papers by name, such as "pfedpg/t1-office"."""
+    return {
+        path.relative_to(RECIPES).as_posix().removesuffix(SUFFIX): path for path in sorted(RECIPES.rglob(f"*{SUFFIX}"))
+    }
+
+
+def describe(name: str) -> tuple[str, Table]:
+    """Return what a shipped recipe says of itself, and the keys it sets."""
+    path = recipes()[name]
+    first = path.read_text(encoding="utf-8").split("\n", 1)[0]
+    about = first.removeprefix("#").strip() if first.startswith("#") else ""
+    if path.name.endswith(SUFFIX):
+        cell = _cell(path, name)
+        about = f"{cell.row.title}, {cell.column.title}: {about}"
+    return about, _read(name)[0]
 
 
 # -- reading --------------------------------------------------------------------------------------------------------
@@ -118,7 +147,12 @@ def recipes() -> dict[str, Path]:
 def load(source: str, overrides: Sequence[str] = ()) -> list[Recipe]:
     """Read a recipe file, a shipped recipe or a method's name, apply `key=value` overrides, and expand sweeps."""
     content, where = _read(source)
-    changes = []
+    return expand(content, overrides, where)
+
+
+def expand(content: Table, overrides: Sequence[str], where: str) -> list[Recipe]:
+    """Return the recipes of `content` after `key=value` overrides: one, or as many as a sweep has runs."""
+    content, changes = _copy(content), []
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals:
@@ -133,8 +167,12 @@ def load(source: str, overrides: Sequence[str] = ()) -> list[Recipe]:
 
 
 def _read(source: str) -> tuple[Table, str]:
+    if source.endswith(SUFFIX) or source in tables():
+        raise PromptFedError(f"{source} is a whole table, not one recipe; use promptfed reproduce {source}.")
     shipped = recipes()
     path = shipped.get(source, Path(source))
+    if source in shipped and path.name.endswith(SUFFIX):
+        return _cell(path, source).recipe, source
     if not (source in shipped or source.endswith(".toml") or path.is_file()):
         kinds = {**methods(), **shipped}
         if ":" not in source and source not in kinds:
@@ -146,6 +184,11 @@ def _read(source: str) -> tuple[Table, str]:
         raise PromptFedError(f"The recipe {path} cannot be read: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise PromptFedError(f"The recipe {path} is no valid TOML: {error}.") from error
+
+
+def _cell(path: Path, name: str) -> Cell:
+    table = path.relative_to(RECIPES).as_posix().removesuffix(SUFFIX)
+    return read_cells(path, table).cells()[name.removeprefix(f"{table}/")]
 
 
 def _value(text: str) -> object:
@@ -195,7 +238,11 @@ def _copy(content: Table) -> Table:
 def _is_list_field(content: Table, path: tuple[str, ...]) -> bool:
     if len(path) != 2 or path[0] not in ("method", "backbone"):
         return False
-    name = content[path[0]].get("name", getattr(Recipe(), path[0])["name"])
+    table = content.get("method")
+    method = (table if isinstance(table, dict) else {}).get("name", Recipe().method["name"])
+    name = content[path[0]].get("name", method if path[0] == "method" else None)
+    if name is None and isinstance(method, str):
+        name = find_method(method).backbone
     if not isinstance(name, str):
         return False
     kind = BACKBONES.get(name) if path[0] == "backbone" else find_method(name)
@@ -220,8 +267,14 @@ def resolve(content: Mapping[str, Any], where: str = "the recipe") -> Recipe:
         else:
             given[key] = options.typed(key, value, hints[key])
     recipe = Recipe(**given)
-    if recipe.per_round > recipe.clients:
-        raise PromptFedError(f"per_round={recipe.per_round} is more than clients={recipe.clients}.")
+    if recipe.newcomers >= recipe.clients:
+        raise PromptFedError(f"newcomers={recipe.newcomers} leaves none of clients={recipe.clients} to begin with.")
+    if recipe.per_round > recipe.clients - recipe.newcomers:
+        there = f"clients={recipe.clients}" + (f" less newcomers={recipe.newcomers}" if recipe.newcomers else "")
+        raise PromptFedError(f"per_round={recipe.per_round} is more than {there}.")
+    method = recipe.method.get("name")
+    if "name" not in recipe.backbone and isinstance(method, str):
+        recipe = replace(recipe, backbone={"name": find_method(method).backbone} | recipe.backbone)
     check_device(recipe.device)
     return replace(
         recipe,

@@ -263,6 +263,13 @@ class Method:
         """Return numbers per client worth a curve, from its personal tree before and after `fit`."""
         return {}
 
+    def exhibits(self, task: Task, server: Tree, clients: Tensor, personal: Tree) -> Tree:
+        """Return what the report compares between `clients` [M], whose personal trees are stacked [M, ...].
+
+        Any of `prompts` [M, K, D], `descriptors` [M, D] and `attention` [M, K].
+        """
+        return {}
+
     def pictures(self, task: Task, personal: Tree) -> Tree:
         """Return pictures [3, H, W] of one client's personal tree, in normalised pixel values."""
         return {}

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+ALIGNED = 4  # floats are 16 bytes; matrix products on a GPU are far slower where rows do not start at multiples of that
+
 
 def spread(weight: Tensor, trailing: int, like: Tensor) -> Tensor:
     """Shape a weight [lead, ...trailing] so that it broadcasts against `like` [lead, anything, ...trailing]."""
@@ -24,7 +26,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         out = flat @ weight.mT + bias.unsqueeze(-2)
     elif flat.shape[-2] < weight.shape[-2]:
         # few rows, many weights: this order makes the weights' gradient contiguous, which their update then reads
-        out = torch.baddbmm(bias.unsqueeze(-1), weight, flat.mT).mT
+        rows = flat.shape[-2]
+        flat = _padded(flat, 0, -rows % ALIGNED)
+        out = torch.baddbmm(bias.unsqueeze(-1), weight, flat.mT).mT[..., :rows, :]
     else:
         out = torch.baddbmm(bias.unsqueeze(-2), flat, weight.mT)
     return out.reshape(*x.shape[:-1], -1)
@@ -38,49 +42,60 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor, stride: int = 1) -> Tensor:
     """
     if weight.dim() == 4:
         return F.conv2d(x, weight, bias, stride)
-    out: Tensor = _StackedConv.apply(x, weight, bias, stride)
+    out: Tensor = _StackedConv.apply(x, weight, bias, stride)  # type: ignore[no-untyped-call]
     return out
 
 
 class _StackedConv(torch.autograd.Function):
-    """The convolution of a stack; its gradient folds patches back in one pass, several times faster than `unfold`'s."""
+    """The convolution of a stack; its gradient adds up shifted views, several times faster than that of `unfold`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, stride: int) -> Tensor:
         columns = _columns(x, weight.shape[-1], stride)
         ctx.save_for_backward(x, weight, columns)
         ctx.stride = stride
-        filters = weight.permute(0, 3, 4, 2, 1).flatten(1, 3)
-        filters = F.pad(filters, (0, 0, 0, columns.shape[-1] - filters.shape[1]))
         height, width = ((side - weight.shape[-1]) // stride + 1 for side in x.shape[-2:])
-        out = torch.baddbmm(bias.unsqueeze(1), columns, filters)
+        out = torch.baddbmm(bias.unsqueeze(1), columns, _filters(weight, columns))
         return out.view(len(x), -1, height, width, weight.shape[1]).permute(0, 1, 4, 2, 3)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
         x, weight, columns = ctx.saved_tensors
         clients, batch, inputs, *sides = x.shape
-        kernel, used = weight.shape[-1], weight[0, 0].numel()
+        kernel, stride, used = weight.shape[-1], ctx.stride, weight[0, 0].numel()
         if torch.is_grad_enabled():  # someone differentiates the gradient: it must depend on x itself
-            columns = _columns(x, kernel, ctx.stride)
-        grad = grads[0].permute(0, 1, 3, 4, 2).flatten(2, 3)  # [C, B, H'·W', O]
-        to_filters = (columns.mT @ grad.flatten(1, 2))[:, :used].unflatten(1, (kernel, kernel, inputs))
-        to_x = None
-        if ctx.needs_input_grad[0]:
-            spread_out = weight.flatten(2).mT.unsqueeze(1).expand(-1, batch, -1, -1).flatten(0, 1)
-            patches = torch.bmm(spread_out, grad.flatten(0, 1).mT)  # [C·B, I·k·k, H'·W']
-            to_x = F.fold(patches, sides, kernel, stride=ctx.stride).view(x.shape)
-        return to_x, to_filters.permute(0, 4, 3, 1, 2), grad.sum((1, 2)), None
+            columns = _columns(x, kernel, stride)
+        grad = grads[0].permute(0, 1, 3, 4, 2).flatten(1, 3)  # [C, B·H'·W', O]
+        to_weight = (columns.mT @ grad)[:, :used].unflatten(1, (kernel, kernel, inputs)).permute(0, 4, 3, 1, 2)
+        if not ctx.needs_input_grad[0]:
+            return None, to_weight, grad.sum(1), None
+        down, across = ((side - kernel) // stride + 1 for side in sides)
+        patches = (grad @ _filters(weight, columns).mT)[..., :used]
+        patches = patches.view(clients, batch, down, across, kernel, kernel, inputs)
+        to_x = grad.new_zeros(clients, batch, *sides, inputs)
+        for row in range(kernel):
+            for column in range(kernel):
+                place = to_x[:, :, row : row + stride * down : stride, column : column + stride * across : stride]
+                place += patches[:, :, :, :, row, column]
+        return to_x.permute(0, 1, 4, 2, 3), to_weight, grad.sum(1), None
+
+
+def _filters(weight: Tensor, columns: Tensor) -> Tensor:
+    """Return weights [C, O, I, k, k] as [C, k·k·I, O], with as many rows as there are columns."""
+    filters = weight.permute(0, 3, 4, 2, 1).flatten(1, 3)
+    return _padded(filters, 0, columns.shape[-1] - filters.shape[1])
 
 
 def _columns(x: Tensor, kernel: int, stride: int) -> Tensor:
-    """Every k×k patch as a row: x [C, B, I, H, W] -> [C, B·H'·W', k·k·I], filled up to a multiple of four columns.
-
-    Matrix products on a GPU are several times slower when rows do not start at multiples of 16 bytes.
-    """
+    """Every k×k patch as a row: x [C, B, I, H, W] -> [C, B·H'·W', k·k·I], filled up to aligned rows."""
     patches = x.unfold(-2, kernel, stride).unfold(-2, kernel, stride)  # [C, B, I, H', W', k, k]
     columns = patches.permute(0, 1, 3, 4, 5, 6, 2).flatten(4).flatten(1, 3)
-    return F.pad(columns, (0, -columns.shape[-1] % 4))
+    return _padded(columns, -columns.shape[-1] % ALIGNED, 0)
+
+
+def _padded(x: Tensor, columns: int, rows: int) -> Tensor:
+    """Append zeros; `F.pad` would copy even where there is nothing to append."""
+    return F.pad(x, (0, columns, 0, rows)) if columns or rows else x
 
 
 def max_pool2d(x: Tensor, size: int = 2) -> Tensor:

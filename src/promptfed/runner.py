@@ -14,18 +14,19 @@ import numpy as np
 import torch
 from PIL import Image
 
-from promptfed import config, options
+from promptfed import config, figures, options, tree
 from promptfed.backbones import BACKBONES
 from promptfed.config import EvaluateOptions, FleetOptions, Recipe
 from promptfed.data import open_dataset
 from promptfed.data.batches import Pool, Shards
 from promptfed.data.dataset import Dataset
 from promptfed.data.partition import Partition, make_partition
+from promptfed.data.split import evaluated_on
 from promptfed.errors import PromptFedError
 from promptfed.federation.fleet import Fleet, OneByOne, Stacked
 from promptfed.federation.loop import Loop, Settings, rng_for, summarise
 from promptfed.federation.store import Store
-from promptfed.files import write_text
+from promptfed.files import write_json, write_text
 from promptfed.method import Method, Task
 from promptfed.progress import bar
 from promptfed.record import Line, Record
@@ -146,10 +147,12 @@ def go_on(folder: Path, recipe: Recipe | None = None, method: Method | None = No
     wanted = stored if recipe is None else recipe
     if wanted.hash != stored.hash:
         raise PromptFedError(f"{folder} was run with {_difference(stored, wanted)}; resume it without that change.")
+    if wanted.rounds > stored.rounds and stored.newcomers:
+        raise PromptFedError(f"In {folder} newcomers join after round {stored.rounds}; it cannot go on to more rounds.")
     if wanted.rounds < stored.rounds:
         raise PromptFedError(f"{folder} was asked for {stored.rounds} rounds; it can go on to more, not to fewer.")
     if wanted.rounds == stored.rounds and (folder / "summary.json").exists():
-        record.rewind(stored.rounds)
+        record.rewind(stored.rounds + (stored.join_rounds if stored.newcomers else 0))
         return Result(folder, record.rounds, json.loads((folder / "summary.json").read_text(encoding="utf-8")))
     plan = _prepare(replace(stored, rounds=wanted.rounds, device=wanted.device), method, folder / "partition.json")
     if not (folder / "partition.json").exists():
@@ -159,7 +162,7 @@ def go_on(folder: Path, recipe: Recipe | None = None, method: Method | None = No
 
 def _difference(stored: Recipe, wanted: Recipe) -> str:
     """Name one key in which two recipes differ."""
-    for key in ("seed", "clients", "per_round", *config.TABLES):
+    for key in ("seed", "clients", "per_round", "newcomers", "join_rounds", *config.TABLES):
         here, there = getattr(stored, key), getattr(wanted, key)
         if here == there:
             continue
@@ -173,22 +176,29 @@ def _difference(stored: Recipe, wanted: Recipe) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """A recipe with everything it names found: the method, the images, who holds which, and the device."""
+    """A recipe with everything it names found: the method, the images, who holds which, what is learned, and where."""
 
     recipe: Recipe
     method: Method
     dataset: Dataset
     partition: Partition
+    task: Task
     device: torch.device
 
 
 def _prepare(recipe: Recipe, method: Method | None, saved: Path | None) -> Plan:
     given = dict(recipe.data)
     dataset = open_dataset(str(given.pop("name")), **given)
+    dataset = evaluated_on(dataset, recipe.evaluate["split"], recipe.seed)
     rule = dict(recipe.partition)
     name = f"file:{saved}" if saved is not None and saved.exists() else str(rule.pop("name"))
     partition = make_partition(name, {} if name.startswith("file:") else rule, dataset, recipe.clients, recipe.seed)
-    return Plan(recipe, method or config.build_method(recipe), dataset, partition, pick_device(recipe.device))
+    device = pick_device(recipe.device)
+    task = make_task(recipe, dataset, device)
+    if task.backbone.statistics is not None:
+        mean, std = task.backbone.statistics
+        dataset = replace(dataset, mean=mean, std=std)
+    return Plan(recipe, method or config.build_method(recipe), dataset, partition, task, device)
 
 
 def pick_device(name: str) -> torch.device:
@@ -228,21 +238,21 @@ def _precision(name: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def make_task(recipe: Recipe, dataset: Dataset) -> Task:
+def make_task(recipe: Recipe, dataset: Dataset, device: torch.device) -> Task:
     """Return what is being learned: the recipe's backbone for this data set's images and classes."""
     given = dict(recipe.backbone)
     kind = BACKBONES[str(given.pop("name"))]
     height, width = dataset.images.shape[1:3]
     fixed = {"shape": (3, height, width), "classes": len(dataset.classes)}
-    return Task(options.make(kind, given, "backbone", fixed), dataset.classes, recipe.clients)
+    backbone: Any = options.make(kind, given, "backbone", fixed)
+    return Task(backbone.to(device), dataset.classes, recipe.clients - recipe.newcomers)
 
 
 def make_loop(plan: Plan, record: Record) -> Loop:
     """Build the run's clients and its round loop."""
-    recipe, method, dataset = plan.recipe, plan.method, plan.dataset
+    recipe, method, dataset, task = plan.recipe, plan.method, plan.dataset, plan.task
     fleet_options = options.make(FleetOptions, recipe.fleet, "fleet")
     evaluate = options.make(EvaluateOptions, recipe.evaluate, "evaluate")
-    task = make_task(recipe, dataset)
     pool = Pool(dataset, plan.device)
     shards = Shards(pool, plan.partition.train, plan.partition.test, recipe.seed, method.draws(task))
 
@@ -259,6 +269,8 @@ def make_loop(plan: Plan, record: Record) -> Loop:
         recipe.seed,
         recipe.rounds,
         recipe.per_round,
+        recipe.newcomers,
+        recipe.join_rounds,
         evaluate.every,
         evaluate.personal,
         evaluate.after,
@@ -273,7 +285,7 @@ def _execute(plan: Plan, loop: Loop) -> Result:
     recipe, record = plan.recipe, loop.record
     with _precision(str(recipe.fleet["precision"])):
         _go_back(loop, recipe, plan.partition)
-        with bar(f"{recipe.method['name']}", recipe.rounds) as advance:
+        with bar(f"{recipe.method['name']}", loop.settings.total) as advance:
             advance(loop.finished, "")
             loop.run(lambda: loop.save(recipe.hash, plan.partition.hash), lambda line: advance(1, _note(line)))
         about = {
@@ -288,8 +300,9 @@ def _execute(plan: Plan, loop: Loop) -> Result:
             "recipe_hash": recipe.hash,
             "partition_hash": plan.partition.hash,
         }
-        summary = summarise(record, about, loop.adapted(), loop.after())
+        summary = summarise(record, about, loop.adapted(), loop.after(), recipe.newcomers)
     record.finish(summary)
+    _show_clients(loop, record.folder / "figures.json", plan)
     _draw(loop, record.folder / "pictures", plan.dataset)
     write_report([record.folder])
     return Result(record.folder, record.rounds, summary)
@@ -305,7 +318,8 @@ def _go_back(loop: Loop, recipe: Recipe, partition: Partition) -> None:
         loop.restore(state)
     stored = record.folder / "recipe.toml"
     if stored.read_text(encoding="utf-8") != config.dump(recipe):  # it was asked for more rounds
-        (record.folder / "summary.json").unlink(missing_ok=True)
+        for stale in ("summary.json", "figures.json"):
+            (record.folder / stale).unlink(missing_ok=True)
         write_text(stored, config.dump(recipe))
 
 
@@ -314,11 +328,28 @@ def _note(line: Line) -> str:
     return "" if mean is None else f"accuracy {100 * mean:.1f} %"
 
 
+def _show_clients(loop: Loop, path: Path, plan: Plan) -> None:
+    """Write figures.json: how the clients' prompts and descriptors compare with the images they hold."""
+    clients = loop.everyone[: figures.MOST_CLIENTS]
+    personal = tree.stack([tree.to(loop.store.get(client), loop.device) for client in clients.tolist()])
+    with torch.no_grad():
+        shown = loop.method.exhibits(loop.task, loop.server, clients, personal)
+    facts = loop.shards.facts(clients.tolist())
+    made = figures.make(
+        {name: value.float().cpu().numpy() for name, value in shown.items()},
+        facts["counts"].cpu().numpy(),
+        facts["domain"].cpu().numpy(),
+        plan.dataset.domain_names,
+    )
+    if made is not None:
+        write_json(path, made)
+
+
 def _draw(loop: Loop, folder: Path, dataset: Dataset) -> None:
     """Write the learned prompts of the first clients as PNG files."""
     mean, std = (np.array(part).reshape(3, 1, 1) for part in (dataset.mean, dataset.std))
     for client in range(min(len(loop.shards), PICTURES)):
-        for name, picture in loop.method.pictures(loop.task, loop.store.get(client)).items():
+        for name, picture in loop.method.pictures(loop.task, tree.to(loop.store.get(client), "cpu")).items():
             pixels = np.clip((picture.numpy() * std + mean) * 255, 0, 255).astype(np.uint8)
             folder.mkdir(exist_ok=True)
             Image.fromarray(pixels.transpose(1, 2, 0)).save(folder / f"{name}-client-{client:03d}.png")

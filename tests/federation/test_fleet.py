@@ -18,7 +18,7 @@ from promptfed.methods.fedavg import FedAvg
 from promptfed.methods.local_only import Local
 from promptfed.methods.pfedpt import PFedPT
 from promptfed.record import Record
-from promptfed.runner import Plan, make_loop
+from promptfed.runner import Plan, make_loop, make_task
 from promptfed.tree import Tree
 from toys import shares
 
@@ -68,7 +68,8 @@ def make(
         backbone=BACKBONE,
         fleet={"name": fleet, "width": width, "precision": "fp32"},
     )
-    plan = Plan(recipe, method, data, partition, torch.device("cpu"))
+    cpu = torch.device("cpu")
+    plan = Plan(recipe, method, data, partition, make_task(recipe, data, cpu), cpu)
     return make_loop(plan, Record.create(folder, "", {}))
 
 

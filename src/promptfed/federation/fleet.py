@@ -61,7 +61,7 @@ class OneByOne:
                 tested = _test(self.method, self.task, params, self.shards.data([client], round, "test", stacked=False))
             rows.append((up, self.method.measures(self.task, before, after), tested))
             if keep:
-                self.store.put(client, tree.to(after, "cpu"))
+                self.store.put(client, after)
         up, measures, tested = (tree.stack(part) for part in zip(*rows, strict=True))
         return Fitted(up, self.method.weight(self.shards.facts(clients.tolist())), measures, tested)
 
@@ -98,9 +98,8 @@ class Stacked:
                 tested = _test(self.method, self.task, params, self._data(members, round, "test"))
             groups.append((up, self.method.measures(self.task, before, after), tested))
             if keep and after:
-                home = tree.to(after, "cpu")
                 for number, client in enumerate(members):
-                    self.store.put(client, tree.map(torch.clone, tree.row(home, number)))
+                    self.store.put(client, tree.map(torch.clone, tree.row(after, number)))
         up, measures, tested = (tree.cat(part) for part in zip(*groups, strict=True))
         return Fitted(up, self.method.weight(self.shards.facts(clients.tolist())), measures, tested)
 
@@ -121,7 +120,7 @@ class Stacked:
         return torch.tensor([len(self.shards.rows["test"][client]) for client in clients.tolist()]).argsort(stable=True)
 
     def _personal(self, members: Sequence[int]) -> Tree:
-        return _to(tree.stack([self.store.get(client) for client in members]), self.shards)
+        return tree.stack([_to(self.store.get(client), self.shards) for client in members])
 
     def _data(self, members: Sequence[int], round: int, split: str = "train") -> ClientData:  # noqa: A002
         return self.shards.data(members, round, split, stacked=True)

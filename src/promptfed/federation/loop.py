@@ -31,11 +31,18 @@ class Settings:
     seed: int
     rounds: int
     per_round: int
+    newcomers: int  # the last clients, which come after the last round
+    join_rounds: int
     every: int  # rounds between evaluations; the last round is always evaluated
     personal: bool  # test every client's model each time, not only in the last round
     after: bool  # in the last round, also train every client once more and test it
     checkpoint_seconds: float
     domain_names: tuple[str, ...]
+
+    @property
+    def total(self) -> int:
+        """Return the number of rounds, those of the newcomers included."""
+        return self.rounds + (self.join_rounds if self.newcomers else 0)
 
 
 def rng_for(seed: int, who: int | str) -> Rng:
@@ -45,6 +52,11 @@ def rng_for(seed: int, who: int | str) -> Rng:
         return keys.generator(seed, "init", purpose, "shared" if shared else who)
 
     return rng
+
+
+SAVING = 20  # times as long as a checkpoint took to write, at least, lie between two of them
+
+Aggregate = Callable[[Task, Tree, Tensor, Tree, Tensor], Tree]
 
 
 class Loop:
@@ -57,6 +69,7 @@ class Loop:
         self.record, self.settings = record, settings
         self.device = shards.pool.x.device
         self.everyone = torch.arange(len(shards))
+        self.founders = self.everyone[: len(shards) - settings.newcomers]
         self.finished = 0
         self._saved = 0
         self._watched: tuple[int, Tensor] | None = None  # the last round, and whether its numbers are finite
@@ -94,8 +107,8 @@ class Loop:
                 save()
 
     def _run(self, save: Callable[[], None], progress: Callable[[Line], None]) -> None:
-        last_save = time.monotonic()
-        while self.finished < self.settings.rounds:
+        next_save = time.monotonic() + self.settings.checkpoint_seconds
+        while self.finished < self.settings.total:
             server, line = self.round(self.finished)
             with uninterrupted():
                 self.record.append(line)  # first: if the disk is full, the round has not happened
@@ -103,20 +116,22 @@ class Loop:
                 self.store.seal()
                 self.finished += 1
             progress(line)
-            if time.monotonic() - last_save >= self.settings.checkpoint_seconds:
+            if (began := time.monotonic()) >= next_save:
                 save()
-                last_save = time.monotonic()
+                done = time.monotonic()
+                # large models take long to write: no more than a twentieth of the time goes into it
+                next_save = done + max(self.settings.checkpoint_seconds, SAVING * (done - began))
 
     def round(self, t: int) -> tuple[Tree, Line]:
         """Run round `t`; return the next server tree and the round's line of the record."""
         began, seen = time.monotonic(), self.shards.pool.seen
-        clients = choose(self.settings.seed, t, len(self.shards), self.settings.per_round)
-        last = t + 1 == self.settings.rounds
+        clients, server, conclude = self._next(t)
+        last = t + 1 in (self.settings.rounds, self.settings.total)
         evaluated = last or (t + 1) % self.settings.every == 0
         personal = last or (evaluated and self.settings.personal)
-        down = self.method.download(self.task, self.server, clients)
+        down = self.method.download(self.task, server, clients)
         fitted = self.fleet.fit(t, clients, down, test=personal)
-        server = self.method.aggregate(self.task, self.server, clients, fitted.up, fitted.weights)
+        server = conclude(self.task, server, clients, fitted.up, fitted.weights)
         scores: Line = dict.fromkeys(("loss", "received", "trained", "deployed"))
         if personal:
             scores |= self._personal_scores(server, t, clients, fitted)
@@ -133,10 +148,27 @@ class Loop:
             "seconds": round(time.monotonic() - began, 4),
         }
 
+    def _next(self, t: int) -> tuple[Tensor, Tree, Aggregate]:
+        """Return who takes part in round `t`, the server's tree they meet, and what makes the next one of it."""
+        settings = self.settings
+        if t < settings.rounds:
+            clients = choose(settings.seed, t, len(self.founders), settings.per_round)
+            return clients, self.server, self.method.aggregate
+        newcomers, server = self.everyone[len(self.founders) :], self.server
+        if t == settings.rounds:
+            server = tree.to(
+                self.method.admit(self.task, server, newcomers, rng_for(settings.seed, "admit")), self.device
+            )
+        return newcomers, server, self.method.join
+
+    def _present(self, t: int) -> Tensor:
+        """Return the clients there are in round `t`."""
+        return self.founders if t < self.settings.rounds else self.everyone
+
     def _personal_scores(self, server: Tree, t: int, clients: Tensor, fitted: Fitted) -> Line:
         """Test every client's received model and the participants' trained models on their own test images."""
         received = self._evaluate(server, t, adapt=False)
-        right, total = torch.zeros(len(self.shards)), torch.zeros(len(self.shards))
+        right, total = torch.zeros(len(self._present(t))), torch.zeros(len(self._present(t)))
         right[clients], total[clients] = fitted.tested["correct"].float(), fitted.tested["count"].float()
         return {
             "loss": float(received["loss"].sum() / received["count"].sum()) if received["count"].any() else None,
@@ -153,7 +185,7 @@ class Loop:
         """Return the score of the models the clients deploy, if the method adapts what a client received."""
         if type(self.method).adapt is Method.adapt:
             return None
-        sums = self._evaluate(self.server, self.settings.rounds, adapt=True)
+        sums = self._evaluate(self.server, self.settings.total, adapt=True)
         return score(sums["correct"].tolist(), sums["count"].tolist())
 
     def after(self) -> Score | None:
@@ -162,7 +194,7 @@ class Loop:
             return None
         download = partial(self.method.download, self.task, self.server)
         parts = [
-            self.fleet.fit(self.settings.rounds, some, download(some), keep=False).tested
+            self.fleet.fit(self.settings.total, some, download(some), keep=False).tested
             for some in self.everyone.split(self.settings.per_round or len(self.everyone))
         ]
         sums = tree.cat(parts)
@@ -185,7 +217,7 @@ class Loop:
 
     def _evaluate(self, server: Tree, t: int, *, adapt: bool) -> Tree:
         download = partial(self.method.download, self.task, server)
-        return self.fleet.evaluate(t, self.everyone, download, adapt=adapt)
+        return self.fleet.evaluate(t, self._present(t), download, adapt=adapt)
 
 
 def _diverged(t: int) -> PromptFedError:
@@ -218,11 +250,19 @@ def _traffic(down: Tree, up: Tree, clients: int) -> dict[str, int]:
     }
 
 
-def summarise(record: Record, about: Line, adapted: Score | None, after: Score | None) -> Line:
-    """Return summary.json's content from the lines of all rounds."""
+def summarise(record: Record, about: Line, adapted: Score | None, after: Score | None, newcomers: int = 0) -> Line:
+    """Return summary.json's content from the lines of all rounds; the last `newcomers` clients get a mean of their own.
+
+    The best round is one in which all clients were there.
+    """
     rounds = record.rounds
     last = rounds[-1]
-    scored = [line for line in rounds if line["received"] and line["received"]["mean"] is not None]
+    everyone = len((last["received"] or {}).get("per_client", ()))
+    scored = [
+        line
+        for line in rounds
+        if line["received"] and line["received"]["mean"] is not None and len(line["received"]["per_client"]) == everyone
+    ]
     best = max(scored, key=lambda line: line["received"]["mean"], default=last)
     seconds = sum(line["seconds"] for line in rounds)
     return about | {
@@ -234,6 +274,7 @@ def summarise(record: Record, about: Line, adapted: Score | None, after: Score |
             "before": last["received"],
             "after": after,
             "deployed": last["deployed"],
+            **({"newcomers": _mean_of_last(adapted or last["received"], newcomers)} if newcomers else {}),
         },
         "traffic": {
             "down_floats": last["traffic"]["down_floats"],
@@ -244,3 +285,10 @@ def summarise(record: Record, about: Line, adapted: Score | None, after: Score |
         "seconds": round(seconds, 3),
         "images_per_second": round(sum(line["images"] for line in rounds) / seconds, 1) if seconds else 0.0,
     }
+
+
+def _mean_of_last(scored: Score, count: int) -> float | None:
+    each = scored["per_client"]
+    assert isinstance(each, list)
+    known = [value for value in each[-count:] if value is not None]
+    return sum(known) / len(known) if known else None

@@ -1,5 +1,7 @@
 """Personal trees of the clients that are not in the round: in memory while they fit, on disk beyond that.
 
+A tree stays on the device it came from, so that whole models need not travel between rounds.
+
 Files are written whole under new names and listed in the checkpoint's manifest, which alone says which of them count;
 a file the manifest does not name is a leftover of an interrupted run and is removed.
 """
@@ -25,7 +27,7 @@ Manifest = dict[str, dict[str, object]]
 def write_tree(path: Path, content: Tree) -> int:
     """Write a tree and return its checksum."""
     # a clone: two names may share one tensor's memory, which the format refuses
-    plain = {name: value.clone(memory_format=torch.contiguous_format) for name, value in content.items()}
+    plain = {name: value.cpu().clone(memory_format=torch.contiguous_format) for name, value in content.items()}
     # the format sorts names, but a method may walk over a tree, and sums depend on the order
     data = save(plain, metadata={"order": json.dumps(list(content))})
     with path.open("wb") as file:

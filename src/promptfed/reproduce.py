@@ -1,0 +1,431 @@
+"""Run a paper's whole table: every cell with every seed in a run folder of its own, and ours beside the paper's.
+
+    OUT/CELL/seed0/                          the paper's setting
+    OUT/tune/CELL/method.lr=0.05/            the grid, seed 0, on validation images        (only with tune)
+    OUT/tuned/CELL/method.lr=0.05/seed0/     the best of the grid, where it is another one (only with tune)
+    OUT/table.md  OUT/table.json
+
+Finished runs are not run again and stopped ones go on, so a killed table goes on when the same command is given again.
+"""
+
+import gc
+import json
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from itertools import islice, product
+from pathlib import Path
+from typing import Any
+
+from promptfed import config
+from promptfed.cells import SUFFIX, Cell, PaperTable, read_cells
+from promptfed.config import Recipe
+from promptfed.errors import PromptFedError, choice
+from promptfed.progress import bar
+from promptfed.tables import Entry, Ours, Outcome, Tried, difference, paper_of, pool, write_table
+
+Setting = dict[str, Any]
+# how a run is simulated, how often it is looked at and where: nothing of this changes what the paper did
+_OUR_OWN = {"seed", "device", "checkpoint_seconds", "evaluate.every", "evaluate.personal", "evaluate.after"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do with a table: overrides of all its recipes, seeds, which rows and columns (empty: all), and how."""
+
+    out: Path
+    overrides: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = (0,)
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    workers: int = 1
+    tune: bool = False
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: what people call it, its recipe, and its folder."""
+
+    label: str
+    recipe: Recipe
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of a job: its summary, or a sentence about the problem; neither if it was not run."""
+
+    summary: Mapping[str, Any] | None = None
+    problem: str = ""
+
+
+def find_table(source: str) -> PaperTable:
+    """Return a shipped table by name, or the one in a .table.toml file."""
+    shipped = config.tables()
+    if source in shipped:
+        return read_cells(shipped[source], source)
+    if source.endswith(SUFFIX):
+        return read_cells(Path(source), Path(source).name.removesuffix(SUFFIX))
+    raise choice("table", source, shipped)
+
+
+def reproduce(table: PaperTable, plan: Plan) -> Outcome:
+    """Run what is left of the table, write table.md and table.json, and return the latter's content."""
+    cells, wanted = table.cells(), _selected(table, plan)
+    _check_plan(plan)
+    settings = {name: _recipe(cell, plan.overrides) for name, cell in cells.items()}
+    jobs = {
+        name: [_job(plan.out / name, name, recipe, seed) for seed in plan.seeds] for name, recipe in settings.items()
+    }
+    trials = {name: _trials(plan, cell) if plan.tune else [] for name, cell in cells.items()}
+    done = _execute({name: jobs[name] + [job for _, job in trials[name]] for name in cells}, wanted, plan.workers)
+    ours = {name: _pooled(jobs[name], done) for name in cells}
+    best = {name: setting for name, grid in trials.items() if (setting := _best(grid, done)) is not None}
+    tuned = _run_best(plan, cells, settings, ours, best, wanted)
+    shown = [name for name in cells if name in wanted or ours[name]["mean"] is not None]
+    entries = []
+    for name in shown:
+        entry = _entry(cells[name], settings[name], ours[name])
+        if trials[name]:
+            runs = tuned.get(name, pool({}, {}, 1))
+            entry["tuned"] = {
+                "setting": best.get(name, {}),
+                "grid": [_tried(setting, done[job.folder]) for setting, job in trials[name]],
+                "ours": runs,
+                "difference": difference(runs, entry["paper"]),
+            }
+        entries.append(entry)
+    outcome = _outcome(table, plan, entries, {name: settings[name] for name in shown})
+    write_table(plan.out, outcome)
+    return outcome
+
+
+# -- planning -------------------------------------------------------------------------------------------------------
+
+
+def _selected(table: PaperTable, plan: Plan) -> set[str]:
+    """Return the names of the cells in the rows and columns asked for."""
+    for what, asked, known in (("row", plan.rows, table.rows), ("column", plan.columns, table.columns)):
+        for name in asked:
+            if name not in (names := [one.name for one in known]):
+                raise choice(what, name, names, table.name)
+    return {
+        name
+        for name, cell in table.cells().items()
+        if cell.row.name in (plan.rows or (cell.row.name,))
+        and cell.column.name in (plan.columns or (cell.column.name,))
+    }
+
+
+def _check_plan(plan: Plan) -> None:
+    if not plan.seeds or len(set(plan.seeds)) != len(plan.seeds) or min(plan.seeds) < 0:
+        raise PromptFedError(f"Seeds are different whole numbers from 0, not {','.join(map(str, plan.seeds))!r}.")
+    if plan.workers < 1:
+        raise PromptFedError(f"A table needs at least 1 worker, not {plan.workers}.")
+    for key in (override.partition("=")[0].strip() for override in plan.overrides):
+        if key == "seed":
+            raise PromptFedError("A table's seeds are given by --seeds 0,1,2, not by seed=….")
+        if key == "evaluate.split":
+            raise PromptFedError("A table is evaluated on test images; --tune uses the validation images by itself.")
+
+
+def _recipe(cell: Cell, words: Sequence[str]) -> Recipe:
+    found = config.expand(cell.recipe, words, f'cell "{cell.name}"')
+    if len(found) != 1:
+        raise PromptFedError(f'Cell "{cell.name}" would be a sweep of {len(found)} runs; give every key one value.')
+    return found[0]
+
+
+def _words(setting: Setting) -> list[str]:
+    return [f"{key}={config.literal(value)}" for key, value in setting.items()]
+
+
+def _job(folder: Path, label: str, recipe: Recipe, seed: int) -> Job:
+    return Job(f"{label}, seed {seed}", replace(recipe, seed=seed), folder / f"seed{seed}")
+
+
+def _trials(plan: Plan, cell: Cell) -> list[tuple[Setting, Job]]:
+    """Return the row's grid in ascending order, each point with its run on the validation images."""
+    found = []
+    for values in product(*(sorted(tried) for tried in cell.row.tune.values())) if cell.row.tune else ():
+        setting = dict(zip(cell.row.tune, values, strict=True))
+        recipe = _recipe(cell, [*plan.overrides, *_words(setting), "evaluate.split=val"])
+        folder = plan.out / "tune" / cell.name / _folder(setting)
+        found.append((setting, Job(f"{cell.name}, {_folder(setting)}", replace(recipe, seed=0), folder)))
+    return found
+
+
+def _folder(setting: Setting) -> str:
+    return ",".join(f"{key}={value}" for key, value in setting.items()).replace("/", "_")
+
+
+def _best(grid: Sequence[tuple[Setting, Job]], done: Mapping[Path, Done]) -> Setting | None:
+    """Return the point with the best mean validation accuracy; of equals, the first, which has the smaller rate."""
+    scored = [(score, setting) for setting, job in grid if (score := _score(done[job.folder])) is not None]
+    return max(scored, key=lambda one: one[0])[1] if scored else None
+
+
+def _score(done: Done) -> float | None:
+    value = done.summary["accuracy"]["mean"] if done.summary else None
+    return float(value) if value is not None and value == value else None
+
+
+def _tried(setting: Setting, done: Done) -> Tried:
+    score = _score(done)
+    return {
+        "setting": setting,
+        "validation": None if score is None else round(100 * score, 4),
+        "problem": done.problem,
+    }
+
+
+def _run_best(
+    plan: Plan,
+    cells: Mapping[str, Cell],
+    settings: Mapping[str, Recipe],
+    ours: Mapping[str, Ours],
+    best: Mapping[str, Setting],
+    wanted: set[str],
+) -> dict[str, Ours]:
+    """Run the best point of every grid with all seeds; where it is the paper's setting, those runs serve again."""
+    found: dict[str, Ours] = {}
+    jobs: dict[str, list[Job]] = {}
+    for name, setting in best.items():
+        recipe = _recipe(cells[name], [*plan.overrides, *_words(setting)])
+        if recipe == settings[name]:
+            found[name] = ours[name]
+            continue
+        folder = plan.out / "tuned" / name / _folder(setting)
+        jobs[name] = [_job(folder, f"{name} {_folder(setting)}", recipe, seed) for seed in plan.seeds]
+    done = _execute(jobs, wanted, plan.workers)
+    return found | {name: _pooled(some, done) for name, some in jobs.items()}
+
+
+# -- running --------------------------------------------------------------------------------------------------------
+
+
+def _execute(jobs: Mapping[str, list[Job]], wanted: set[str], workers: int) -> dict[Path, Done]:
+    """Return what became of all jobs; those of `wanted` cells are run unless they are finished, others looked up."""
+    done, left = {}, []
+    for name, some in jobs.items():
+        for job in some:
+            summary = finished(job)
+            done[job.folder] = Done(summary)
+            if summary is None and name in wanted:
+                refuse_foreign(job)
+                left.append(job)
+    results = _one_by_one(left) if workers == 1 or len(left) < 2 else _side_by_side(left, min(workers, len(left)))
+    return done | {job.folder: result for job, result in results}
+
+
+def finished(job: Job) -> Mapping[str, Any] | None:
+    """Return the summary of the job's run if it is finished and of the same recipe."""
+    path = job.folder / "summary.json"
+    if not path.is_file():
+        return None
+    try:
+        summary: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        same = summary["recipe_hash"] == job.recipe.hash and summary["rounds"] == job.recipe.rounds
+    except (ValueError, KeyError, TypeError):
+        raise PromptFedError(f"{path} is damaged; remove its folder, or choose another --out.") from None
+    return summary if same else None
+
+
+def refuse_foreign(job: Job) -> None:
+    """Refuse a folder that holds the run of another recipe, before anything runs; more rounds are welcome."""
+    path = job.folder / "recipe.toml"
+    if not path.is_file():
+        return
+    (stored,) = config.load(str(path))
+    here, there = config.flatten(stored), config.flatten(job.recipe)
+    odd = [key for key in here | there if here.get(key) != there.get(key) and key not in ("device", "rounds")]
+    if stored.hash != job.recipe.hash or stored.rounds > job.recipe.rounds:
+        key = odd[0] if stored.hash != job.recipe.hash and odd else "rounds"
+        raise PromptFedError(
+            f"{job.folder} was run with {key}={here.get(key)}, not {there.get(key)}; choose another --out."
+        )
+
+
+def work(job: Job) -> Done:
+    """Start or go on with one run; a failure becomes a sentence, so that the table goes on."""
+    import torch
+
+    from promptfed import runner
+
+    try:
+        if (job.folder / "recipe.toml").is_file():
+            return Done(runner.go_on(job.folder, job.recipe).summary)
+        return Done(runner.start(job.recipe, job.folder).summary)
+    except PromptFedError as error:
+        return Done(problem=str(error))
+    except OSError as error:
+        return Done(problem=f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}.")
+    except Exception as error:  # a bug in one method, or a full GPU, must not cost the rest of the table
+        return Done(problem=f"{type(error).__name__}: {' '.join(str(error).split())}")
+    finally:
+        gc.collect()
+        torch.cuda.empty_cache()  # other workers share the GPU
+
+
+def _one_by_one(jobs: Sequence[Job]) -> Iterator[tuple[Job, Done]]:
+    """Run the jobs in this process. Each draws its own bar of rounds; a line before it says how far the table is."""
+    began = time.monotonic()
+    for number, job in enumerate(jobs):
+        if sys.stderr.isatty():
+            left = (time.monotonic() - began) / number * (len(jobs) - number) if number else None
+            sys.stderr.write(f"[{number + 1}/{len(jobs)}] {job.label}{_about(left)}\n")
+        yield job, work(job)
+
+
+def _about(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"; about {f'{hours} h ' if hours else ''}{minutes} min left" if hours or minutes else "; almost done"
+
+
+def _side_by_side(jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, Done]]:
+    """Run the jobs in `workers` processes that each take one after another, because one run leaves a GPU idle."""
+    context, others = multiprocessing.get_context("spawn"), set(multiprocessing.active_children())
+    left, running = {job.folder: job for job in jobs}, dict[Future[Done], Job]()
+    queue = iter(jobs)
+    with (
+        bar("table", len(jobs)) as advance,
+        ProcessPoolExecutor(workers, context, _enter_worker, (workers,)) as processes,
+    ):
+        try:
+            while left:
+                # no job waits inside the pool, where Ctrl-C could not reach it
+                for job in islice(queue, workers - len(running)):
+                    running[processes.submit(_work_interruptibly, job)] = job
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    job, result = running.pop(future), future.result()
+                    del left[job.folder]
+                    advance(1, job.label)
+                    yield job, result
+        except BrokenProcessPool:
+            sentence = "A worker process died, perhaps for want of memory; run the same command again to go on."
+            yield from ((job, Done(problem=sentence)) for job in left.values())
+        except KeyboardInterrupt:
+            for child in set(multiprocessing.active_children()) - others:
+                if child.pid is not None:
+                    os.kill(child.pid, signal.SIGINT)  # its run commits the finished rounds
+            raise
+
+
+def _enter_worker(workers: int) -> None:
+    """Prepare a worker: its share of the cores, no bars of its own, and an end when the parent ends."""
+    import torch
+
+    torch.set_num_threads(max(1, torch.get_num_threads() // workers))
+    sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_leave_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _leave_with(sentinel: int) -> None:
+    """End this process at once when the parent is gone: nobody would collect its results."""
+    multiprocessing.connection.wait([sentinel])
+    os._exit(1)
+
+
+def _work_interruptibly(job: Job) -> Done:
+    """Let Ctrl-C stop a run in a worker, but never the worker itself."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return work(job)
+    except KeyboardInterrupt:
+        return Done(problem="Stopped; run the same command again to go on.")
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+# -- what came out --------------------------------------------------------------------------------------------------
+
+
+def _pooled(jobs: Sequence[Job], done: Mapping[Path, Done]) -> Ours:
+    """Return the runs of one setting, which differ in their seed alone."""
+    results = {job.recipe.seed: done[job.folder] for job in jobs}
+    summaries = {seed: one.summary for seed, one in results.items() if one.summary is not None}
+    problems = {seed: one.problem for seed, one in results.items() if one.problem}
+    recipe = jobs[0].recipe
+    return pool(summaries, problems, recipe.per_round or recipe.clients - recipe.newcomers)
+
+
+def _entry(cell: Cell, recipe: Recipe, ours: Ours) -> Entry:
+    paper = paper_of(cell, recipe.clients)
+    return {
+        "column": cell.column.name,
+        "row": cell.row.name,
+        "title": cell.row.title,
+        "ours": ours,
+        "paper": paper,
+        "difference": difference(ours, paper),
+        "tuned": None,
+    }
+
+
+def _outcome(table: PaperTable, plan: Plan, entries: list[Entry], settings: Mapping[str, Recipe]) -> Outcome:
+    names = {entry["column"] for entry in entries}
+    columns = [column for column in table.columns if column.name in names]
+    return {
+        "table": table.name,
+        "title": table.title,
+        "paper": table.paper,
+        "seeds": list(plan.seeds),
+        "columns": [{"name": one.name, "title": one.title, "clients": list(one.clients)} for one in columns],
+        "rows": entries,
+        "deviations": [*deviations(table, settings), *table.deviations],
+        "notes": list(table.notes),
+    }
+
+
+def deviations(table: PaperTable, settings: Mapping[str, Recipe]) -> list[str]:
+    """Return a line for every key in which a cell is run otherwise than the paper did: `key`: paper's → ours."""
+    found: dict[str, list[str]] = {}
+    cells = table.cells()
+    for name, recipe in settings.items():
+        theirs, ours = config.flatten(_recipe(cells[name], _words(table.theirs))), config.flatten(recipe)
+        for key in theirs | ours:
+            if key in _OUR_OWN or key.startswith("fleet.") or theirs.get(key) == ours.get(key):
+                continue
+            found.setdefault(f"`{key}`: {_value(theirs.get(key))} → {_value(ours.get(key))}", []).append(name)
+        titles = cells[name].column.clients
+        if cells[name].figure and recipe.clients < len(titles):
+            some = f"over our clients {', '.join(titles[: recipe.clients])} instead of {', '.join(titles)}"
+            found.setdefault(f"The paper's mean is taken {some}", []).append(name)
+    return [f"{line}{_where(names, cells, settings)}." for line, names in found.items()]
+
+
+def _where(names: Sequence[str], cells: Mapping[str, Cell], settings: Mapping[str, Recipe]) -> str:
+    """Say which cells a deviation is about, unless it is about all that stand in the paper."""
+    if set(names) >= {name for name in settings if cells[name].figure}:
+        return ""
+    more = f" and {len(names) - 4} more" if len(names) > 5 else ""
+    return f" ({', '.join(names[:4] if more else names)}{more})"
+
+
+def _value(value: object) -> str:
+    """Write a value; of a path only the end, which is what a reader can recognise."""
+    if value is None:
+        return "none"
+    kind, colon, path = str(value).rpartition(":")
+    return f"{kind}{colon}{Path(path).name if Path(path).is_absolute() else path}"
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Read "0,1,2"."""
+    try:
+        return tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise PromptFedError(f'--seeds takes whole numbers such as 0,1,2, not "{text}".') from None

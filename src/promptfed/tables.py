@@ -1,0 +1,339 @@
+"""What came out of a table's runs beside what the paper printed: table.json, table.md, and the terminal's tables.
+
+All accuracies here are percents, as papers print them. Nothing here runs anything or imports torch.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any, TypedDict
+
+from promptfed.cells import Cell, Figure
+from promptfed.errors import PromptFedError
+from promptfed.files import write_json, write_text
+from promptfed.report.tables import Cell as Shown
+from promptfed.report.tables import Column, Table, human_bytes
+
+DIVERGED = "diverged"
+
+
+class Traffic(TypedDict):
+    """What one client receives and sends in one round."""
+
+    down_floats: int
+    up_floats: int
+    down_bytes: float
+    up_bytes: float
+
+
+class Ours(TypedDict):
+    """The runs of one setting, one per seed; a seed without a result is under `problems`, with a sentence."""
+
+    mean: float | None
+    std: float | None  # over seeds, the sample's
+    per_client: list[float | None]
+    before: float | None
+    after: float | None
+    by_seed: dict[str, float | None]
+    recipe_hashes: dict[str, str]
+    traffic: Traffic | None
+    problems: dict[str, str]
+
+
+class Tried(TypedDict):
+    """One point of a row's grid and its mean accuracy on the validation images, or what was the problem."""
+
+    setting: dict[str, Any]
+    validation: float | None
+    problem: str
+
+
+class Tuned(TypedDict):
+    """The best of a row's grid, and its runs on the test images; nothing is best where no point has a result."""
+
+    setting: dict[str, Any]
+    grid: list[Tried]
+    ours: Ours
+    difference: float | None
+
+
+class Paper(TypedDict):
+    """The paper's figures for the clients that we have too."""
+
+    mean: float
+    per_client: list[float]
+    traffic: float | None
+
+
+class Entry(TypedDict):
+    """One row in one column."""
+
+    column: str
+    row: str
+    title: str
+    ours: Ours
+    paper: Paper | None
+    difference: float | None
+    tuned: Tuned | None
+
+
+class Heading(TypedDict):
+    """One column: its clients have titles where the paper tells them apart."""
+
+    name: str
+    title: str
+    clients: list[str]
+
+
+class Outcome(TypedDict):
+    """The content of table.json."""
+
+    table: str
+    title: str
+    paper: str
+    seeds: list[int]
+    columns: list[Heading]
+    rows: list[Entry]
+    deviations: list[str]
+    notes: list[str]
+
+
+# -- from summaries to numbers --------------------------------------------------------------------------------------
+
+
+def pool(summaries: Mapping[int, Mapping[str, Any]], problems: Mapping[int, str], per_round: int) -> Ours:
+    """Return the runs of one setting as one value; `summaries` and `problems` are by seed."""
+    found = [summaries[seed] for seed in sorted(summaries)]
+    accuracies = [summary["accuracy"] for summary in found]
+    means = {str(seed): _percent(summaries[seed]["accuracy"]["mean"]) for seed in sorted(summaries)}
+    known = [value for value in means.values() if value is not None]
+    return {
+        "mean": _mean(list(means.values())),
+        "std": round(stdev(known), 4) if len(known) > 1 else None,
+        "per_client": _per_client(found),
+        "before": _mean([_percent((accuracy["before"] or {}).get("mean")) for accuracy in accuracies]),
+        "after": _mean([_percent((accuracy["after"] or {}).get("mean")) for accuracy in accuracies]),
+        "by_seed": means,
+        "recipe_hashes": {str(seed): summaries[seed]["recipe_hash"] for seed in sorted(summaries)},
+        "traffic": _traffic(found[0], per_round) if found else None,
+        "problems": {str(seed): problems[seed] for seed in sorted(problems)},
+    }
+
+
+def paper_of(cell: Cell, clients: int) -> Paper | None:
+    """Return the paper's figures; where we have only the first of its clients, its mean is taken over those."""
+    figure: Figure | None = cell.figure
+    if figure is None:
+        return None
+    ours = list(figure.clients[:clients])
+    shortened = bool(ours) and len(ours) < len(figure.clients)
+    return {
+        "mean": round(mean(ours), 2) if shortened else figure.mean,
+        "per_client": ours,
+        "traffic": cell.row.traffic,
+    }
+
+
+def difference(ours: Ours, paper: Paper | None) -> float | None:
+    """Return ours minus the paper's, in points."""
+    return None if paper is None or ours["mean"] is None else round(ours["mean"] - paper["mean"], 2)
+
+
+def _percent(fraction: float | None) -> float | None:
+    return None if fraction is None or math.isnan(fraction) else round(100 * fraction, 4)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(mean(known), 4) if known else None
+
+
+def _per_client(found: Sequence[Mapping[str, Any]]) -> list[float | None]:
+    """Average every client over the seeds, unless a seed's partition makes client 0 somebody else."""
+    if len({summary["partition_hash"] for summary in found}) > 1:
+        return []
+    runs = [summary["accuracy"]["per_client"] for summary in found]
+    return [_mean([_percent(value) for value in client]) for client in zip(*runs, strict=True)]
+
+
+def _traffic(summary: Mapping[str, Any], per_round: int) -> Traffic:
+    sent, contacts = summary["traffic"], summary["rounds"] * per_round
+    return {
+        "down_floats": sent["down_floats"],
+        "up_floats": sent["up_floats"],
+        "down_bytes": round(sent["down_bytes"] / contacts, 1),
+        "up_bytes": round(sent["up_bytes"] / contacts, 1),
+    }
+
+
+# -- files ----------------------------------------------------------------------------------------------------------
+
+
+def write_table(folder: Path, outcome: Outcome) -> None:
+    """Write table.json and table.md."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "table.json", outcome)
+    write_text(folder / "table.md", to_markdown(outcome))
+
+
+def read_table(folder: Path) -> Outcome:
+    """Return the content of table.json in `folder`; `to_markdown` writes it as table.md has it."""
+    path = folder / "table.json"
+    try:
+        content: Outcome = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PromptFedError(f"There is no table in {folder}: {path.name}: {error.strerror}.") from error
+    except ValueError as error:
+        raise PromptFedError(f"{path} is no valid JSON: {error}.") from error
+    if not isinstance(content, dict) or not set(Outcome.__annotations__) <= set(content):
+        raise PromptFedError(f"{path} is no table.json of promptfed reproduce.")
+    return content
+
+
+# -- showing --------------------------------------------------------------------------------------------------------
+
+
+def to_markdown(outcome: Outcome) -> str:
+    """Write the tables, failures, deviations and notes as Markdown."""
+    seeds = f"Seed{'s' if len(outcome['seeds']) > 1 else ''} {', '.join(map(str, outcome['seeds']))}."
+    blocks = [f"# {outcome['title']}", " ".join(filter(None, [outcome["paper"], seeds]))]
+    several = len(outcome["columns"]) > 1
+    for title, table in views(outcome):
+        blocks += [f"## {title}"] if several else []
+        blocks.append(table.to_markdown().rstrip())
+    for title, sentences in remarks(outcome).items():
+        blocks += [f"## {title}", "\n".join(f"- {sentence}" for sentence in sentences)]
+    return "\n\n".join(blocks) + "\n"
+
+
+def remarks(outcome: Outcome) -> dict[str, list[str]]:
+    """Return the sentences under the tables by their heading; empty headings are left out."""
+    groups = {"Failures": failures(outcome), "Deviations": outcome["deviations"], "Notes": outcome["notes"]}
+    return {title: sentences for title, sentences in groups.items() if sentences}
+
+
+def failures(outcome: Outcome) -> list[str]:
+    """Return a sentence for every run that gave no result; that some points of a grid diverge is no failure."""
+    found = []
+    for entry in outcome["rows"]:
+        place = entry["title"] if len(outcome["columns"]) == 1 else f"{entry['title']} ({entry['column']})"
+        found += [f"{place}, seed {seed}: {sentence}" for seed, sentence in entry["ours"]["problems"].items()]
+        tuned = entry["tuned"]
+        if tuned is None:
+            continue
+        grid = [tried for tried in tuned["grid"] if tried["problem"] and DIVERGED not in tried["problem"]]
+        found += [f"{place}, {_setting(tried['setting'])}: {tried['problem']}" for tried in grid]
+        if tuned["ours"]["recipe_hashes"] != entry["ours"]["recipe_hashes"]:
+            best = f"{place}, {_setting(tuned['setting'])}"
+            found += [f"{best}, seed {seed}: {sentence}" for seed, sentence in tuned["ours"]["problems"].items()]
+    return found
+
+
+def views(outcome: Outcome) -> list[tuple[str, Table]]:
+    """Return one table per column that has rows, under its title."""
+    found = []
+    for heading in outcome["columns"]:
+        entries = [entry for entry in outcome["rows"] if entry["column"] == heading["name"]]
+        if entries:
+            found.append((heading["title"], _view(heading, entries)))
+    return found
+
+
+def _view(heading: Heading, entries: Sequence[Entry]) -> Table:
+    """Lay out one column of the paper's table: method, clients, ours, the paper's, difference, traffic."""
+    parts: list[tuple[Column, list[Shown]]] = [
+        (Column("method", "", ("method",), False), [_text(entry["title"]) for entry in entries])
+    ]
+    for number, title in enumerate(heading["clients"]):
+        shown = [_client(entry, number) for entry in entries]
+        parts.append((Column(title, "ours (paper's)" if number == 0 else "", (title,)), shown))
+    legend = "mean accuracy of the clients in percent, ± std over seeds"
+    parts.append((Column("ours", legend, ("ours",)), _best([entry["ours"] for entry in entries])))
+    parts.append((_plain("paper"), [_text(_two(entry["paper"] and entry["paper"]["mean"])) for entry in entries]))
+    parts.append((_plain("ours − paper"), [_text(_signed(entry["difference"])) for entry in entries]))
+    if any(entry["tuned"] for entry in entries):
+        parts += _tuned(entries)
+    for key, legend in (("before", "as received, untrained"), ("after", "after one more local training")):
+        shown = [_text(_two(entry["ours"]["before" if key == "before" else "after"])) for entry in entries]
+        parts.append((Column(key, legend, (key,)), shown))
+    shown = [_text(_sent(entry["ours"]["traffic"])) for entry in entries]
+    parts.append((Column("down + up", "numbers per client and round", ("traffic",)), shown))
+    if any(entry["paper"] and entry["paper"]["traffic"] for entry in entries):
+        shown = [_text(_count(entry["paper"] and entry["paper"]["traffic"])) for entry in entries]
+        parts.append((Column("paper's cost", "numbers, as printed", ("cost",)), shown))
+    columns, cells = zip(*parts, strict=True)
+    return Table(tuple(columns), tuple(zip(*cells, strict=True)))
+
+
+def _tuned(entries: Sequence[Entry]) -> list[tuple[Column, list[Shown]]]:
+    """Lay out what `--tune` found."""
+    tuned = [entry["tuned"] for entry in entries]
+    chosen = [_text(_setting(one["setting"]) if one and one["setting"] else "–") for one in tuned]
+    return [
+        (
+            Column("best of grid", "the same with the setting that did best on validation images", ("tuned",)),
+            _best([one["ours"] if one else None for one in tuned]),
+        ),
+        (_plain("best − paper"), [_text(_signed(one["difference"] if one else None)) for one in tuned]),
+        (Column("chosen", "", ("chosen",), False), chosen),
+    ]
+
+
+def _setting(setting: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key.removeprefix('method.')}={value}" for key, value in setting.items())
+
+
+def _plain(title: str) -> Column:
+    return Column(title, "", (title,))
+
+
+def _text(text: str) -> Shown:
+    return Shown(text, (text,))
+
+
+def _best(found: Sequence[Ours | None]) -> list[Shown]:
+    """Write every mean ± std, the highest in bold where there is a choice."""
+    means = [round(ours["mean"], 2) if ours and ours["mean"] is not None else None for ours in found]
+    known = {value for value in means if value is not None}
+    cells = []
+    for ours, value in zip(found, means, strict=True):
+        text = _ours(ours) if ours else "–"
+        cells.append(Shown(text, (text,), best=len(known) > 1 and value == max(known)))
+    return cells
+
+
+def _ours(ours: Ours) -> str:
+    words = ["diverged" if DIVERGED in sentence else "failed" for sentence in ours["problems"].values()]
+    if ours["mean"] is None:
+        return " and ".join(sorted(set(words))) or "–"
+    spread = "" if ours["std"] is None else f" ± {ours['std']:.2f}"
+    lost = ", ".join(f"{words.count(word)} {word}" for word in sorted(set(words)))
+    return f"{ours['mean']:.2f}{spread}" + (f" ({lost})" if lost else "")
+
+
+def _client(entry: Entry, number: int) -> Shown:
+    ours, paper = entry["ours"]["per_client"], entry["paper"]
+    text = _two(ours[number] if number < len(ours) else None)
+    printed = paper["per_client"] if paper else []
+    return _text(f"{text} ({printed[number]:.2f})" if number < len(printed) else text)
+
+
+def _two(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def _signed(value: float | None) -> str:
+    return "–" if value is None else f"{value:+.2f}"
+
+
+def _count(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}"
+
+
+def _sent(traffic: Traffic | None) -> str:
+    if traffic is None:
+        return "–"
+    size = human_bytes(traffic["down_bytes"] + traffic["up_bytes"])
+    return f"{traffic['down_floats']:,} + {traffic['up_floats']:,} ({size})"
