@@ -21,7 +21,7 @@ ALLOWED = {
     "cells": {"errors"},
     "figures": {"errors"},
     "tables": {"cells", "errors", "files", "report"},
-    "method": {"ops", "tree"},
+    "method": {"errors", "ops", "tree"},
     "local": {"method", "ops", "tree"},
     "prompts": {"errors", "ops", "tree"},
     "backbones": {"errors", "method", "ops", "options", "tree"},

@@ -13,12 +13,13 @@ and a stack of simulated clients, whose tensors all have a leading C. Server-sid
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from promptfed import ops, tree
+from promptfed.errors import PromptFedError
 from promptfed.tree import Tree
 
 Batch = Tree
@@ -100,6 +101,33 @@ class Backbone(Protocol):
         ...
 
 
+@runtime_checkable
+class DualEncoder(Backbone, Protocol):
+    """An image tower and a text tower whose features lie in one space; `features` are the image tower's, not scaled."""
+
+    @property
+    def context_width(self) -> int:
+        """Return the width of a context token of the text tower."""
+        ...
+
+    @property
+    def scale(self) -> Tensor:
+        """Return what cosines are multiplied by to become logits: exp of CLIP's logit_scale, a scalar."""
+        ...
+
+    @property
+    def zero_shot(self) -> Tensor:
+        """Return the unit features [classes, D] of "a photo of a {class}."."""
+        ...
+
+    def text(self, context: Tensor, *, per_class: bool) -> Tensor:
+        """Return the unit features [..., classes, D] of "{context} {class}.".
+
+        The context is [..., s, W], or with `per_class` [..., classes, s, W]; it takes the place of word embeddings.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class Task:
     """What is being learned: a backbone, the classes, and how many clients share them."""
@@ -108,6 +136,13 @@ class Task:
     classes: tuple[str, ...]
     num_clients: int
     captured: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)  # local's CUDA graphs
+
+
+def dual(task: Task) -> DualEncoder:
+    """Return the task's dual encoder, or say that a method needs one."""
+    if not isinstance(task.backbone, DualEncoder):
+        raise PromptFedError("This method needs a text tower beside the image tower; set backbone.name=clip.")
+    return task.backbone
 
 
 class Batches(Protocol):
@@ -186,6 +221,9 @@ class Method:
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     backbone: ClassVar[str] = "cnn"  # where a recipe names none
     needs_rows: ClassVar[bool] = False  # True: `aggregate` tells clients apart, so a sum of their trees is not enough
+    reads: ClassVar[Literal["pixels", "features"]] = "pixels"  # features: those of the frozen backbone, computed once
+    views: ClassVar[int] = 0  # features of so many augmented views beside each image's own: batch["views"] [B, V, D]
+    once: ClassVar[tuple[str, ...]] = ()  # names in `down` that never change: they travel at a client's first contact
 
     # -- what is learned, and where it lives ----------------------------------------------------------------------
     def init_server(self, task: Task, rng: Rng) -> Tree:
@@ -230,6 +268,10 @@ class Method:
     def loss(self, task: Task, start: Tree, params: Tree, batch: Batch) -> Tensor:
         """Return one value per client, here the mean cross-entropy; `start` is what the client received this round."""
         return ops.cross_entropy(task.backbone(params, batch["x"], noise=batch), batch["y"], batch["mask"])
+
+    def prepare(self, task: Task, params: Tree) -> Tree:
+        """Return a model with all that can be computed once before it is tested on many batches."""
+        return params
 
     def predict(self, task: Task, params: Tree, batch: Batch) -> Tensor:
         """Return the logits [B, classes] for a batch without labels."""

@@ -137,6 +137,7 @@ def _test(method: Method, task: Task, params: Tree, data: ClientData) -> Tree:
     data = replace(data, draws={name: draw for name, draw in data.draws.items() if name not in training})
     batches = data.batches("test", size=min(room, max(len(rows) for rows in data.rows) or 1), ordered=True)
     with torch.no_grad():
+        params = method.prepare(task, params)
         return tree.to(_sum(method.evaluate(task, params, batch) for batch in batches), "cpu")
 
 
