@@ -76,6 +76,11 @@ class Backbone(Protocol):
         """Return how many layers take prompt tokens; an error where there are no tokens."""
         ...
 
+    @property
+    def fingerprint(self) -> str:
+        """Return what changes whenever its frozen weights or the way it uses them do; empty if it has none."""
+        ...
+
     def to(self, device: torch.device) -> "Backbone":
         """Return it with its frozen weights on `device`."""
         ...
@@ -191,6 +196,11 @@ class Data(Protocol):
     @property
     def facts(self) -> Tree:
         """Return what a client knows of itself: client [], size [], counts [classes], domain []."""
+        ...
+
+    @property
+    def capacity(self) -> int:
+        """Return the rows a bank of per-example values needs: the most examples of any client."""
         ...
 
     def batches(

@@ -16,10 +16,12 @@ from PIL import Image
 
 from promptfed import config, figures, options, tree
 from promptfed.backbones import BACKBONES
+from promptfed.backbones.cached import Cached
 from promptfed.config import EvaluateOptions, FleetOptions, Recipe
 from promptfed.data import open_dataset
 from promptfed.data.batches import Pool, Shards
 from promptfed.data.dataset import Dataset
+from promptfed.data.features import features_of, views_of
 from promptfed.data.partition import Partition, make_partition
 from promptfed.data.split import evaluated_on
 from promptfed.errors import PromptFedError
@@ -243,7 +245,9 @@ def make_task(recipe: Recipe, dataset: Dataset, device: torch.device) -> Task:
     given = dict(recipe.backbone)
     kind = BACKBONES[str(given.pop("name"))]
     height, width = dataset.images.shape[1:3]
-    fixed = {"shape": (3, height, width), "classes": len(dataset.classes)}
+    fixed: dict[str, object] = {"shape": (3, height, width), "classes": len(dataset.classes)}
+    if "names" in options.hints(kind):  # a text tower reads the classes' names
+        fixed["names"] = dataset.classes
     backbone: Any = options.make(kind, given, "backbone", fixed)
     return Task(backbone.to(device), dataset.classes, recipe.clients - recipe.newcomers)
 
@@ -251,9 +255,11 @@ def make_task(recipe: Recipe, dataset: Dataset, device: torch.device) -> Task:
 def make_loop(plan: Plan, record: Record) -> Loop:
     """Build the run's clients and its round loop."""
     recipe, method, dataset, task = plan.recipe, plan.method, plan.dataset, plan.task
+    if method.reads == "features":
+        task = replace(task, backbone=Cached(task.backbone))
     fleet_options = options.make(FleetOptions, recipe.fleet, "fleet")
     evaluate = options.make(EvaluateOptions, recipe.evaluate, "evaluate")
-    pool = Pool(dataset, plan.device)
+    pool = _pool(plan)
     shards = Shards(pool, plan.partition.train, plan.partition.test, recipe.seed, method.draws(task))
 
     def fresh(client: int) -> Tree:
@@ -278,6 +284,19 @@ def make_loop(plan: Plan, record: Record) -> Loop:
         dataset.domain_names,
     )
     return Loop(method, task, fleet, shards, store, record, settings)
+
+
+def _pool(plan: Plan) -> Pool:
+    """Return the images, or what the frozen backbone makes of them where the method reads no more than that."""
+    if plan.method.reads == "pixels":
+        return Pool(plan.dataset, plan.device)
+    backbone = plan.task.backbone
+    if not backbone.fingerprint:
+        name = plan.recipe.method["name"]
+        raise PromptFedError(f"Method {name} reads the features of a pretrained backbone; set backbone.name=vit.")
+    features = features_of(plan.dataset, backbone, plan.device)
+    views = {"views": views_of(plan.dataset, backbone, plan.device, plan.method.views)} if plan.method.views else {}
+    return Pool(plan.dataset, plan.device, features, views)
 
 
 def _execute(plan: Plan, loop: Loop) -> Result:

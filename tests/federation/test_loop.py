@@ -16,7 +16,7 @@ from test_fleet import METHODS, make
 from promptfed import tree
 from promptfed.errors import PromptFedError
 from promptfed.federation.loop import Loop, rng_for, summarise, uninterrupted
-from promptfed.method import Data, Method, Task
+from promptfed.method import Data, Method, Rng, Task
 from promptfed.methods.fedavg import FedAvg
 from promptfed.methods.local_only import Local
 from promptfed.methods.pfedpt import PFedPT
@@ -235,3 +235,29 @@ def test_another_thread_is_left_alone() -> None:
     thread.start()
     thread.join()
     assert found == [True]
+
+
+@dataclass(frozen=True)
+class SendsKeysOnce(FedAvg):
+    """FedAvg that also sends ten numbers which never change."""
+
+    once = ("keys",)
+
+    def init_server(self, task: Task, rng: Rng) -> Tree:
+        return super().init_server(task, rng) | {"keys": torch.zeros(10)}
+
+    def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
+        return super().fit(task, tree.drop(down, self.once), personal, data)
+
+
+@pytest.mark.parametrize("fleet", ["one-by-one", "stacked"])
+def test_what_is_sent_once_counts_at_the_first_contact_alone(fleet: str, tmp_path: Path) -> None:
+    plain = go(make(FedAvg(), tmp_path / "plain", fleet, per_round=2))
+    lines = go(make(SendsKeysOnce(), tmp_path / "once", fleet, per_round=2))
+    seen: set[int] = set()
+    for line, other in zip(lines, plain, strict=True):
+        new = set(line["clients"]) - seen
+        assert line["traffic"]["down_bytes"] == other["traffic"]["down_bytes"] + 40 * len(new)
+        assert {**line["traffic"], "down_bytes": 0} == {**other["traffic"], "down_bytes": 0}
+        seen |= new
+    assert 0 < len(seen) < 2 * len(lines)  # someone came twice

@@ -1,11 +1,15 @@
 """Head probe: a linear classifier on frozen features, by hand."""
 
+from pathlib import Path
+
+import pytest
 import torch
 
+import promptfed
 from promptfed import tree
-from promptfed.backbones.cnn import ConvNet
+from promptfed.errors import PromptFedError
 from promptfed.methods.head_probe import HeadProbe
-from toys import BLACK, WHITE, FrozenTokens, dataset, graded, numbered, rng, shards, task
+from toys import BLACK, WHITE, FrozenTokens, dataset, numbered, rng, shards, task
 
 TASK = task(FrozenTokens(layers=2))
 
@@ -35,14 +39,6 @@ def test_nothing_travels() -> None:
     assert server == method.download(TASK, server, torch.arange(3)) == method.deploy(TASK, server) == {}
 
 
-def test_the_body_of_a_fresh_network_stays_as_it_was_drawn() -> None:
-    where = task(ConvNet((3, 6, 6), 2, channels=(2,), kernel=3, hidden=(4,), pool_after=(1,)), 3)
-    method = HeadProbe(epochs=3, batch=2)
-    own = graded([5, 2, 9], side=6)
-    start = method.init_client(where, own.data([0], 0, stacked=False), rng(0))
-    _, together = method.fit(where, {}, tree.repeat(start, 3), own.data(range(3), 4, stacked=True))
-    for client in range(3):
-        _, alone = method.fit(where, {}, start, own.data([client], 4, stacked=False))
-        torch.testing.assert_close(tree.row(together, client), alone, rtol=1e-4, atol=1e-5)
-        assert list(alone) == list(start)
-        assert {name for name in start if not alone[name].equal(start[name])} == {"head.weight", "head.bias"}
+def test_a_network_without_pretrained_weights_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PromptFedError, match=r"features of a pretrained backbone; set backbone\.name=vit"):
+        promptfed.run("head-probe", out=tmp_path / "run", backbone={"name": "cnn"})

@@ -44,6 +44,7 @@ class ConvNet:
         """Refuse: a convolutional network has no tokens."""
         return self.token_width
 
+    fingerprint: ClassVar[str] = ""
     statistics: ClassVar[None] = None  # it is trained from scratch, so the data set's own will do
 
     def to(self, device: torch.device) -> "ConvNet":

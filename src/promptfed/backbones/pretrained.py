@@ -1,6 +1,8 @@
 """A frozen pretrained vision transformer: only what a method passes in is trained, a head or prompt tokens."""
 
+import hashlib
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import ClassVar, Literal
 
 import torch
@@ -127,6 +129,11 @@ class LoadedViT(ViT):
         """Return the network's form, its positions fitted to the images."""
         return self.form
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """Return a hash of the weights and of the size and precision they are used in."""
+        return fingerprint(self.pretrained, self._sides(), self.frozen["cls"].dtype)
+
     def to(self, device: torch.device) -> "LoadedViT":
         """Return it on another device."""
         return self._loaded(self.form, self.pretrained, device)
@@ -166,6 +173,15 @@ class LoadedViT(ViT):
         """Return the logits [..., B, classes]; the classifier is `weights`' own and used as it is."""
         features = self.features(weights, x, tokens=tokens, noise=noise)
         return ops.linear(features, weights["head.weight"], weights["head.bias"])
+
+
+def fingerprint(weights: Tree, *use: object) -> str:
+    """Return a hash of weights and of the way they are used."""
+    content = hashlib.sha256(str(use).encode())
+    for name, value in weights.items():
+        content.update(name.encode())
+        content.update(value.numpy().tobytes())
+    return content.hexdigest()
 
 
 def fit_positions(position: Tensor, grid: tuple[int, int], wanted: tuple[int, int]) -> Tensor:

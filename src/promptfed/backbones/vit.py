@@ -21,6 +21,7 @@ class TinyViT:
     """The pFedPT paper's ViT: patch 4, width 128, 8 blocks of 8 heads, MLP ratio 2; 1,076,106 weights in all."""
 
     name: ClassVar[str] = "vit-tiny"
+    fingerprint: ClassVar[str] = ""
     statistics: ClassVar[None] = None  # it is trained from scratch, so the data set's own will do
     shape: tuple[int, int, int]
     classes: int

@@ -15,11 +15,19 @@ from promptfed.tree import Tree
 
 
 class Pool:
-    """Every image of a data set on one device, kept as bytes and normalised batch by batch."""
+    """Every image of a data set on one device, kept as bytes and normalised batch by batch.
 
-    def __init__(self, dataset: Dataset, device: torch.device) -> None:
+    With `features` [N, D] those stand for the images; `extras` hold more of every example, by name.
+    """
+
+    def __init__(
+        self, dataset: Dataset, device: torch.device, features: Tensor | None = None, extras: Tree | None = None
+    ) -> None:
         self.classes = len(dataset.classes)
-        self.x = torch.from_numpy(np.ascontiguousarray(dataset.images)).to(device)  # [N, H, W, 3]
+        self.raw = features is None
+        images = torch.from_numpy(np.ascontiguousarray(dataset.images)) if features is None else features
+        self.x = images.to(device)  # [N, H, W, 3] bytes, or [N, D]
+        self.extras = extras or {}
         self.y = torch.from_numpy(dataset.labels).to(device)
         mean, std = (torch.tensor(part, device=device) for part in (dataset.mean, dataset.std))
         self.scale, self.shift = 1 / (255 * std), -mean / std
@@ -28,6 +36,8 @@ class Pool:
 
     def images(self, index: Tensor) -> Tensor:
         """Return the normalised images [*index.shape, 3, H, W], channels last in memory as convolutions like it."""
+        if not self.raw:
+            return self.x[index]
         chosen = self.x.index_select(0, index.flatten()).float()
         return torch.addcmul(self.shift, chosen, self.scale).view(*index.shape, *self.x.shape[1:]).movedim(-1, -3)
 
@@ -44,6 +54,7 @@ class ClientData:
     stacked: bool
     draws: Mapping[str, Draw]
     facts: Tree
+    capacity: int
     changes: tuple[tuple[Change, Tree], ...] = ()
 
     def map(self, change: Change, tensors: Tree) -> "ClientData":
@@ -143,6 +154,7 @@ class PlannedBatches:
             "mask": mask,
             "active": mask.amax(-1),
         }
+        batch |= {name: value[index] for name, value in pool.extras.items()}
         batch |= {name: tensors[f"fact.{name}"] for name in self.data.facts}
         for name, draw in self.data.draws.items():
             salt = tensors[f"salt.{name}"] + (step << 32)
@@ -173,6 +185,7 @@ class Shards:
     ) -> None:
         self.pool, self.seed, self.draws = pool, seed, draws
         self.rows = {"train": train, "test": test}
+        self.capacity = max(len(rows) for rows in train)
         counts = [np.bincount(pool.labels[rows], minlength=pool.classes) for rows in train]
         self._facts = {
             "client": torch.arange(len(train)),
@@ -190,7 +203,8 @@ class Shards:
         facts = self.facts(clients)
         if not stacked:
             facts = {name: value[0] for name, value in facts.items()}
-        return ClientData(self.pool, self.seed, round, tuple(clients), rows, stacked, self.draws, facts)
+        most = self.capacity
+        return ClientData(self.pool, self.seed, round, tuple(clients), rows, stacked, self.draws, facts, most)
 
     def facts(self, clients: Sequence[int]) -> Tree:
         """Return what each client knows of itself: client [C], size [C], counts [C, classes], domain [C]."""

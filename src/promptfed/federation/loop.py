@@ -143,7 +143,7 @@ class Loop:
             "clients": clients.tolist(),
             **scores,
             "measures": {name: float(value.mean()) for name, value in fitted.measures.items()},
-            "traffic": _traffic(down, fitted.up, len(clients)),
+            "traffic": self._traffic(down, fitted.up, clients),
             "images": self.shards.pool.seen - seen,
             "seconds": round(time.monotonic() - began, 4),
         }
@@ -200,6 +200,21 @@ class Loop:
         sums = tree.cat(parts)
         return score(sums["correct"].tolist(), sums["count"].tolist())
 
+    def _traffic(self, down: Tree, up: Tree, clients: Tensor) -> dict[str, int]:
+        """Count numbers per client and bytes of the whole round; `down` and `up` are [C, ...].
+
+        What a method sends `once` is in the bytes of a client's first round only.
+        """
+        count, often = len(clients), tree.drop(down, self.method.once)
+        seen = {client for line in self.record.rounds for client in line["clients"]} if self.method.once else set()
+        first = sum(client not in seen for client in clients.tolist())
+        return {
+            "down_floats": tree.floats(often) // count,
+            "up_floats": tree.floats(up) // count,
+            "down_bytes": tree.nbytes(often) + tree.nbytes(tree.pick(down, self.method.once)) // count * first,
+            "up_bytes": tree.nbytes(up),
+        }
+
     def _watch(self, server: Tree, t: int, loss: float | None) -> None:
         """Refuse numbers that are not finite, a round late, so that a GPU need not be waited for every round."""
         self._check_watched()
@@ -238,16 +253,6 @@ def uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
     if pressed:
         raise KeyboardInterrupt
-
-
-def _traffic(down: Tree, up: Tree, clients: int) -> dict[str, int]:
-    """Count numbers per client and bytes of the whole round; `down` and `up` are [C, ...]."""
-    return {
-        "down_floats": tree.floats(down) // clients,
-        "up_floats": tree.floats(up) // clients,
-        "down_bytes": tree.nbytes(down),
-        "up_bytes": tree.nbytes(up),
-    }
 
 
 def summarise(record: Record, about: Line, adapted: Score | None, after: Score | None, newcomers: int = 0) -> Line:

@@ -6,14 +6,12 @@ Symbol -> name: H_n -> head.*, γ -> lr.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from promptfed import local, tree
 from promptfed.method import Data, Method, Rng, Task
 from promptfed.options import Count, NonNegative, Positive, Whole
 from promptfed.tree import Tree
-
-HEAD = ("head.weight", "head.bias")
 
 
 @dataclass(frozen=True)
@@ -22,6 +20,7 @@ class HeadProbe(Method):
 
     name: ClassVar[str] = "head-probe"
     backbone: ClassVar[str] = "vit"
+    reads: ClassVar[Literal["pixels", "features"]] = "features"
 
     lr: Positive = 0.25
     epochs: Whole = 5
@@ -31,16 +30,12 @@ class HeadProbe(Method):
 
     # -- what is learned, and where it lives ------------------------------------
     def init_client(self, task: Task, data: Data, rng: Rng) -> Tree:
-        """Return H_n, the same on every client at first, and the body where it is not a pretrained network's own."""
-        pretrained = task.backbone.statistics is not None
-        body = {} if pretrained else tree.drop(task.backbone.init(rng), HEAD)
-        return body | task.backbone.head(rng)
+        """Return H_n, the same on every client at first."""
+        return task.backbone.head(rng)
 
     # -- one round, in the order it happens -------------------------------------
     def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
-        """Train H_n on, the body held; send nothing."""
+        """Train H_n on; send nothing."""
         batches = data.batches(size=self.batch, epochs=self.epochs)
         rates = local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
-        head = tree.pick(personal, HEAD)
-        tuned = local.sgd(self.loss, task, down, head, batches, hold=tree.drop(personal, HEAD), **rates)
-        return {}, personal | tree.pick(tuned, HEAD)
+        return {}, tree.pick(local.sgd(self.loss, task, down, personal, batches, **rates), personal)
