@@ -252,8 +252,8 @@ class SendsKeysOnce(FedAvg):
 
 @pytest.mark.parametrize("fleet", ["one-by-one", "stacked"])
 def test_what_is_sent_once_counts_at_the_first_contact_alone(fleet: str, tmp_path: Path) -> None:
-    plain = go(make(FedAvg(), tmp_path / "plain", fleet, per_round=2))
-    lines = go(make(SendsKeysOnce(), tmp_path / "once", fleet, per_round=2))
+    plain = go(make(FedAvg(), tmp_path / "plain", fleet, per_round=2, rounds=3))
+    lines = go(make(SendsKeysOnce(), tmp_path / "once", fleet, per_round=2, rounds=3))
     seen: set[int] = set()
     for line, other in zip(lines, plain, strict=True):
         new = set(line["clients"]) - seen
