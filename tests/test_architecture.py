@@ -26,6 +26,7 @@ ALLOWED = {
     "prompts": {"errors", "ops", "tree"},
     "backbones": {"errors", "method", "ops", "options", "tree"},
     "methods": CONTRACT,
+    "guards": {"errors", "keys", "method", "options", "tree"},
 }
 FORBIDDEN = {
     "federation": {"methods", "config", "runner", "cli", "report", "catalogue", "checks", "backbones"},

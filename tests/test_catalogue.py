@@ -47,6 +47,7 @@ def test_keys_are_what_a_recipe_takes() -> None:
         "momentum": 0.0,
         "weight_decay": 0.0,
         "clip": 0.0,
+        "tune_epochs": 0,
         "drop_last": False,
     }
     assert "shape" not in keys("backbones", "vit-tiny")

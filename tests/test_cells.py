@@ -78,6 +78,14 @@ def test_figures_and_grids(tmp_path: Path) -> None:
     assert (cells["right/two"].row.title, cells["right/two"].column.title) == ("two", "right")
 
 
+def test_measures(tmp_path: Path) -> None:
+    assert read_cells(write(tmp_path), "small").measures == ("mean",)
+    both = read_cells(write(tmp_path, 'measures = ["mean", "weighted"]' + TABLE), "small")
+    assert both.measures == ("mean", "weighted")
+    for name in ("deployed", "trained"):
+        assert read_cells(write(tmp_path, f'measures = ["{name}"]' + TABLE), "small").measures == (name,)
+
+
 def test_a_table_of_one_column_names_its_cells_by_row(tmp_path: Path) -> None:
     text = 'title = "t"\n[[columns]]\nname = "c"\n[[rows]]\nname = "r"\n'
     assert list(read_cells(write(tmp_path, text), "small").cells()) == ["r"]
@@ -104,6 +112,9 @@ MISTAKES = {
     "a name that is a path": (TABLE.replace('name = "two"', 'name = "a/b"'), 'not "a/b"'),
     "a name of ours": (TABLE.replace('name = "two"', 'name = "tuned"'), 'not "tuned"'),
     "no table": (TABLE.replace("theirs = { rounds = 9 }", "theirs = 9"), "theirs in"),
+    "unknown measure": ('measures = ["meen"]' + TABLE, 'did you mean "mean"?'),
+    "no mean among the measures": ('measures = ["weighted"]' + TABLE, 'must be ["mean"], ["mean", "weighted"],'),
+    "a measure that is no list": ('measures = "mean"' + TABLE, 'must be ["mean"], ["mean", "weighted"],'),
     "no list": (TABLE.replace('["It is smaller."]', '"It is smaller."'), "a list of sentences"),
 }
 

@@ -199,6 +199,27 @@ class Idle(Sound):
         return down, personal
 
 
+@dataclass(frozen=True)
+class Restless(Sound):
+    """Claims to learn nothing, and learns."""
+
+    learns: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class Resends(Sound):
+    """Changes what it says it sends only once."""
+
+    once: ClassVar[tuple[str, ...]] = ("norm.bias",)
+
+
+@dataclass(frozen=True)
+class Forgets(Sound):
+    """Never sends what it says it sends once."""
+
+    once: ClassVar[tuple[str, ...]] = ("keys",)
+
+
 BROKEN: list[tuple[Method, str, str]] = [
     (Thawed(), "frozen", "frozen dataclass"),
     (Bare(), "frozen", "frozen dataclass"),
@@ -210,6 +231,8 @@ BROKEN: list[tuple[Method, str, str]] = [
     (Doubles(), "names", "share"),
     (Grows(), "names", "names and shapes"),
     (Renames(), "names", "names and shapes"),
+    (Resends(), "names", "sent `once`"),
+    (Forgets(), "names", "sent `once`"),
     (Attached(), "wire", "gradients"),
     (Mixes(), "stacked", "one by one"),
     (Peeks(), "stacked", "one by one"),
@@ -218,6 +241,7 @@ BROKEN: list[tuple[Method, str, str]] = [
     (Rolls(), "resume", "resumed run"),
     (Ascends(), "learns", "loss must fall"),
     (Idle(), "learns", "loss must fall"),
+    (Restless(), "learns", "must stay as it is"),
 ]
 
 

@@ -268,6 +268,15 @@ def test_the_hash_ignores_nothing_else() -> None:
     assert len(hashes) == len(keys) + 1
 
 
+def test_young_keys_at_their_first_value_leave_the_hash_as_it_was() -> None:
+    recipe = one("fedavg", "partition.name=domain", "data.name=office-caltech10")
+    bare = {key: value for key, value in recipe.data.items() if key != "split"}
+    assert replace(recipe, data=bare, partition={"name": "domain"}).hash == recipe.hash
+    changes: list[dict[str, Any]] = [{"sampling": "one-per-domain"}, {"data": recipe.data | {"split": "fedapt"}}]
+    for change in [*changes, {"partition": {"name": "domain", "unseen": "dslr"}}]:
+        assert replace(recipe, **change).hash != recipe.hash
+
+
 def test_flatten() -> None:
     flat = flatten(one("local", "seed=3"))
     assert (flat["seed"], flat["method.name"], flat["fleet.precision"]) == (3, "local", "tf32")

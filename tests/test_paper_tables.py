@@ -1,19 +1,27 @@
 """Ours beside the paper's, in exact small numbers, and as Markdown."""
 
 import json
+import math
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from promptfed.cells import Cell, Column, Figure, Row
 from promptfed.errors import PromptFedError
 from promptfed.tables import (
+    Entry,
     Outcome,
+    agreement,
     difference,
     failures,
+    headline,
     paper_of,
     pool,
+    rank_correlation,
     read_table,
     remarks,
     to_markdown,
@@ -199,3 +207,120 @@ def test_what_is_no_table_gets_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "table.json").write_text(json.dumps({"rows": []}))
     with pytest.raises(PromptFedError, match=r"no table\.json of promptfed reproduce"):
         read_table(tmp_path)
+
+
+# -- agreement with the paper -----------------------------------------------------------------------------------------
+
+
+def entry(row: str, ours: float | None, paper: float | None, column: str = "left", weighted: float = 0.0) -> Entry:
+    """Return a cell by its two numbers, in percent."""
+    made = pool({} if ours is None else {0: summary(ours / 100)}, {}, 1)
+    made["weighted"] = weighted
+    printed = None if paper is None else paper_of(cell(Figure(paper)), 1)
+    return {
+        "column": column,
+        "row": row,
+        "title": row.upper(),
+        "ours": made,
+        "paper": printed,
+        "difference": difference(made, printed),
+        "tuned": None,
+    }
+
+
+def test_rank_correlation_by_hand() -> None:
+    assert rank_correlation([1.0, 2.0, 3.0], [10.0, 20.0, 30.0]) == 1.0
+    assert rank_correlation([3.0, 2.0, 1.0], [10.0, 20.0, 30.0]) == -1.0
+    # ranks 0 1 2 3 against 1 0 2 3: 1 − 6 · 2 / (4 · 15)
+    assert rank_correlation([1.0, 2.0, 3.0, 4.0], [2.0, 1.0, 3.0, 4.0]) == 0.8
+    # equal values share the rank 1/2: (−1, 0, 1) against (−1/2, −1/2, 1) is 3/2 over √2 · √(3/2)
+    assert rank_correlation([1.0, 2.0, 3.0], [5.0, 5.0, 6.0]) == pytest.approx(0.8660, abs=1e-4)
+
+
+def test_too_little_to_rank() -> None:
+    assert rank_correlation([1.0, 2.0], [1.0, 2.0]) is None
+    assert rank_correlation([1.0, 2.0, None], [1.0, 2.0, 3.0]) is None
+    assert rank_correlation([1.0, 1.0, 1.0], [1.0, 2.0, 3.0]) is None
+
+
+@given(st.lists(st.integers(-5, 5), min_size=3, max_size=9), st.randoms(use_true_random=False))
+def test_rank_correlation_sees_nothing_but_order(values: list[int], shuffle: random.Random) -> None:
+    other = shuffle.sample(values, len(values))
+    found = rank_correlation([float(value) for value in values], [float(value) for value in other])
+    stretched = rank_correlation([math.exp(value) for value in values], [7.0 * value + 1 for value in other])
+    assert found == stretched
+    assert found is None or -1 <= found <= 1
+
+
+def test_agreement_and_what_is_far() -> None:
+    rows = [
+        entry("a", 50.0, 53.0, weighted=60.0),  # exactly three points are not more than three
+        entry("b", 60.0, 56.9, weighted=50.0),
+        entry("c", 70.0, 70.0, weighted=70.0),
+        entry("ours", 80.0, None),
+        entry("lost", None, 90.0),
+        entry("a", 50.0, 50.0, column="right"),
+    ]
+    left, right = agreement(rows, ["mean", "weighted"])
+    # by weighted the first two change places: ranks 1 0 2 against 0 1 2, 1 − 6 · 2 / (3 · 8)
+    expected = {"mean": 1.0, "weighted": 0.5}
+    assert left == {"column": "left", "methods": 3, "rank_correlation": expected, "far": ["b"]}
+    assert right == {"column": "right", "methods": 1, "rank_correlation": {"mean": None, "weighted": None}, "far": []}
+
+
+def test_both_measures_and_the_agreement_are_shown() -> None:
+    rows = [entry("a", 50.0, 53.5, weighted=61.25), entry("b", 60.0, 57.5), entry("c", 70.0, 70.0)]
+    columns = [{"name": "left", "title": "Left", "clients": []}]
+    both = ["mean", "weighted"]
+    made = outcome(rows=rows, columns=columns, measures=both, agreement=agreement(rows, both))
+    text = to_markdown(made)
+    assert "| method | ours | paper | ours − paper | weighted | before |" in text
+    assert "| A | 50.00 | 53.50 | -3.50 | 61.25 | 25.00 |" in text
+    assert "weighted: every test image counts once, not every client" in text
+    # by weighted (1, −1/2, −1/2) against (−1, 0, 1): −3/2 over √(3/2) · √2
+    order = "Rank correlation with the paper's order of 3 methods: 1.00 by mean, -0.87 by weighted."
+    assert f"## Order of the methods\n\n- {order}\n" in text
+    assert "## More than 3 points from the paper\n\n- A: 50.00, the paper's is 53.50 (-3.50).\n\n## Deviations" in text
+    made["columns"].append({"name": "right", "title": "Right", "clients": []})
+    assert "- Rank correlation with the paper's order of 3 methods in Left: 1.00 by mean," in to_markdown(made)
+    assert "- A (left): 50.00, the paper's" in to_markdown(made)
+
+
+def test_a_table_from_before_measures_is_still_read(tmp_path: Path) -> None:
+    write_table(tmp_path, outcome())
+    assert not {"measures", "agreement"} & set(read_table(tmp_path))
+    assert "weighted" not in to_markdown(read_table(tmp_path))
+
+
+# -- other headlines --------------------------------------------------------------------------------------------------
+
+
+def domains(left: float, right: float, partition: str = "p") -> Any:
+    """Return a summary whose server's model scores so on two domains, and one client's trained model 0.75."""
+    made = summary(0.5, partition=partition)
+    made["accuracy"] |= {"deployed": {"all": 0.99, "left": left, "right": right}}
+    made["accuracy"] |= {"trained": {"mean": 0.75, "per_client": [0.75]}}
+    return made
+
+
+def test_the_servers_own_model_is_averaged_over_domains() -> None:
+    assert headline(domains(0.5, 0.75), "deployed") == {"mean": 0.625, "per_client": [0.5, 0.75]}
+    ours = pool({0: domains(0.5, 0.75), 1: domains(0.25, 0.75, partition="q")}, {}, 1, "deployed")
+    assert ours["mean"] == 56.25
+    assert ours["per_client"] == [37.5, 75.0]  # a domain is the same whatever the partition
+    assert ours["by_seed"] == {"0": 62.5, "1": 50.0}
+
+
+def test_without_domains_or_without_a_model() -> None:
+    assert headline({"accuracy": {"deployed": {"all": 0.5}}}, "deployed") == {"mean": 0.5, "per_client": [0.5]}
+    assert headline({"accuracy": {"deployed": None}}, "deployed") == {"mean": None, "per_client": []}
+    assert headline({"accuracy": {}}, "trained") == {"mean": None, "per_client": []}
+
+
+def test_models_before_the_last_aggregation() -> None:
+    assert pool({0: domains(0.5, 0.75)}, {}, 1, "trained")["per_client"] == [75.0]
+
+
+def test_the_legend_says_which() -> None:
+    assert "the mean over domains" in to_markdown(outcome(measures=["deployed"]))
+    assert "before the last aggregation" in to_markdown(outcome(measures=["trained"]))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from promptfed import cli, reproduce, runner
+from promptfed import cli, config, reproduce, runner
 from promptfed.errors import PromptFedError
 from promptfed.reproduce import Done, Job, Plan, deviations, find_table
 from promptfed.tables import read_table, to_markdown
@@ -119,9 +119,19 @@ def test_a_table_end_to_end(table: Path, tmp_path: Path, counted: list[str]) -> 
     assert traffic is not None
     assert traffic["down_bytes"] == 4 * traffic["down_floats"]  # floats of four bytes, per client and round
     assert "- `rounds`: 4 → 2.\n- The images are noise.\n" in to_markdown(found)
+    weighted = [100 * summary["accuracy"]["weighted"] for summary in summaries]
+    assert first["ours"].get("weighted") == pytest.approx(sum(weighted) / 2, abs=1e-4)
+    assert found.get("measures") == ["mean"]
+    assert [one["column"] for one in found.get("agreement", [])] == ["iid", "dirichlet"]
     again = run(table, out, "--seeds", "0,1")
     assert len(counted) == 8  # nothing was run again
     assert again.out == done.out
+
+
+def test_domains_of_the_servers_model_are_no_clients() -> None:
+    table = find_table("fedapt/t6-unseen")  # five clients, six domains
+    settings = {name: config.expand(cell.recipe, [], name)[0] for name, cell in table.cells().items()}
+    assert deviations(table, settings) == list[str]()
 
 
 def test_a_part_of_a_table_then_the_rest(table: Path, tmp_path: Path, counted: list[str]) -> None:
@@ -132,6 +142,25 @@ def test_a_part_of_a_table_then_the_rest(table: Path, tmp_path: Path, counted: l
     assert run(table, out, "--only", "fedavg", "--columns", "iid").code == 0
     assert counted == ["iid/local, seed 0", "iid/fedavg, seed 0"]
     assert [row["row"] for row in read_table(out)["rows"]] == ["fedavg", "local"]  # what is finished is shown
+
+
+def test_what_is_finished_elsewhere_is_merged(table: Path, tmp_path: Path, counted: list[str]) -> None:
+    one, two, all_of_it = tmp_path / "one", tmp_path / "two", tmp_path / "all"
+    assert run(table, one, "--only", "local").code == 0
+    assert run(table, two, "--only", "fedavg", "--columns", "iid").code == 0
+    assert run(table, all_of_it, "--merge", one, "--merge", two).code == 0
+    assert len(counted) == 4
+    assert counted[-1] == "dirichlet/fedavg, seed 0"
+    assert folders(all_of_it) == {"dirichlet/fedavg/seed0"}
+    merged = {(row["column"], row["row"]): row["ours"] for row in read_table(all_of_it)["rows"]}
+    assert len(merged) == 4
+    for out in (one, two):
+        assert all(merged[row["column"], row["row"]] == row["ours"] for row in read_table(out)["rows"])
+    # other recipes are not taken
+    assert (
+        run(table, tmp_path / "new", "--merge", one, "--only", "local", "--columns", "iid", "method.lr=0.2").code == 0
+    )
+    assert len(counted) == 5
 
 
 def test_a_stopped_run_goes_on(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,8 +278,8 @@ def test_of_equal_points_the_smaller_rate_wins() -> None:
     rates = (0.01, 0.05, 0.25, 0.5)
     grid: list[tuple[dict[str, Any], Job]] = [({"lr": rate}, Job("", None, Path(str(rate)))) for rate in rates]  # type: ignore[arg-type]
     done = {Path("0.01"): scored(0.5), Path("0.05"): scored(0.7), Path("0.25"): scored(0.7)}
-    assert reproduce._best(grid, {**done, Path("0.5"): Done(problem="diverged")}) == {"lr": 0.05}
-    assert reproduce._best(grid[3:], {Path("0.5"): scored(float("nan"))}) is None
+    assert reproduce._best(grid, {**done, Path("0.5"): Done(problem="diverged")}, "mean") == {"lr": 0.05}
+    assert reproduce._best(grid[3:], {Path("0.5"): scored(float("nan"))}, "mean") is None
 
 
 def test_deviations_name_key_and_cells(table: Path) -> None:
@@ -286,6 +315,7 @@ MISTAKES = {
     "a seed as a key": (["TABLE", "seed=3"], "--seeds 0,1,2"),
     "a split as a key": (["TABLE", "evaluate.split=val"], "--tune uses the validation images"),
     "a sweep": (["TABLE", "rounds=[1,2]"], "sweep of 2 runs"),
+    "no folder to merge": (["TABLE", "--merge", "nowhere"], "There is no folder nowhere to merge."),
     "no worker": (["TABLE", "--workers", "0"], "at least 1 worker"),
     "unknown key": (["TABLE", "method.epoch=3"], 'did you mean "method.epochs"?'),
 }
@@ -310,7 +340,7 @@ def test_a_table_is_no_recipe(table: Path) -> None:
 def test_help_names_every_option() -> None:
     done = promptfed("reproduce", "--help")
     assert done.code == 0
-    for word in ("TABLE", "KEY=VALUE", "--out", "--seeds", "--only", "--columns", "--workers", "--tune", "--device"):
+    for word in ("TABLE", "KEY=VALUE", "--out", "--seeds", "--only", "--columns", "--workers", "--tune", "--merge"):
         assert word in done.out
 
 

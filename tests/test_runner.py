@@ -101,7 +101,7 @@ def test_summary_has_every_key(done: Result) -> None:
     numbers = {"accuracy", "traffic", "seconds", "images_per_second", "recipe_hash", "partition_hash"}
     assert set(done.summary) == about | numbers
     accuracy = done.summary["accuracy"]
-    assert set(accuracy) == SCORE | {"round", "best_round", "best_mean", "before", "after", "deployed"}
+    assert set(accuracy) == SCORE | {"round", "best_round", "best_mean", "before", "trained", "after", "deployed"}
     assert set(accuracy["before"]) == set(accuracy["after"]) == SCORE
     assert set(done.summary["traffic"]) == {"down_floats", "up_floats", "down_bytes", "up_bytes"}
     values = [done.summary[key] for key in ("method", "partition", "backbone", "seed", "clients", "rounds", "device")]

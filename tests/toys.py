@@ -1,4 +1,4 @@
-"""Tiny things whose every number can be worked out by hand: two networks, images of one colour, listed batches."""
+"""Tiny things whose every number can be worked out by hand: networks, images of one colour, features, batches."""
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +25,7 @@ class Linear:
     shape: tuple[int, int, int] = (3, 2, 2)
     classes: int = 2
     scale: float = 0.0
+    fingerprint: ClassVar[str] = ""
     statistics: ClassVar[None] = None
 
     @property
@@ -72,6 +73,7 @@ class FrozenTokens:
     shape: tuple[int, int, int] = (3, 2, 2)
     classes: int = 2
     token_width: ClassVar[int] = 3
+    fingerprint: ClassVar[str] = "tokens"
     statistics: ClassVar[tuple[tuple[float, float, float], tuple[float, float, float]]] = ((0, 0, 0), (1, 1, 1))
 
     def to(self, device: torch.device) -> "FrozenTokens":
@@ -102,6 +104,60 @@ class FrozenTokens:
     def __call__(self, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, noise: Tree | None = None) -> Tensor:
         features = self.features(weights, x, tokens=tokens, noise=noise)
         return ops.linear(features, weights["head.weight"], weights["head.bias"])
+
+
+@dataclass(frozen=True)
+class TinyDual:
+    """A dual encoder over given features of `width` numbers; the word of class c is the c-th axis.
+
+    The text feature of a class is the unit vector along the mean of the context tokens plus the class's word.
+    """
+
+    classes: int = 2
+    width: int = 2
+    sharpness: float = 1.0  # logits are so many times the cosines
+    shape: tuple[int, int, int] = (3, 2, 2)
+    layers: ClassVar[int] = 0
+    fingerprint: ClassVar[str] = "tiny"
+    statistics: ClassVar[None] = None
+
+    @property
+    def token_width(self) -> int:
+        return self.width
+
+    @property
+    def context_width(self) -> int:
+        return self.width
+
+    @property
+    def scale(self) -> Tensor:
+        return torch.tensor(self.sharpness)
+
+    @property
+    def zero_shot(self) -> Tensor:
+        return torch.eye(self.classes, self.width)
+
+    def text(self, context: Tensor, *, per_class: bool) -> Tensor:
+        mean = context.mean(-2) if per_class else context.mean(-2).unsqueeze(-2)
+        return torch.nn.functional.normalize(mean + torch.eye(self.classes, self.width), dim=-1)
+
+    def to(self, device: torch.device) -> "TinyDual":
+        return self
+
+    def init(self, rng: Rng) -> Tree:
+        return self.head(rng)
+
+    def head(self, rng: Rng) -> Tree:
+        return {"head.weight": torch.zeros(self.classes, self.width), "head.bias": torch.zeros(self.classes)}
+
+    def draws(self) -> dict[str, Draw]:
+        return {}
+
+    def features(self, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, noise: Tree | None = None) -> Tensor:
+        return x
+
+    def __call__(self, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, noise: Tree | None = None) -> Tensor:
+        return ops.linear(x, weights["head.weight"], weights["head.bias"])
 
 
 @dataclass
@@ -183,3 +239,18 @@ def graded(sizes: Sequence[int], side: int = 2, draws: Mapping[str, Draw] | None
     count = sum(sizes)
     colours = [WHITE * number // (count - 1) for number in range(count)]
     return shards(dataset(colours, [number % 2 for number in range(count)], side), sizes, draws=draws)
+
+
+def featured(
+    features: Tensor,
+    labels: Sequence[int],
+    sizes: Sequence[int],
+    *,
+    domains: Sequence[int] | None = None,
+    views: Tensor | None = None,
+    draws: Mapping[str, Draw] | None = None,
+) -> Shards:
+    """Deal features [N, D], and those of augmented views [N, V, D], to clients in order, `sizes` of them each."""
+    images = dataset([BLACK] * len(labels), labels, classes=max(labels) + 1, domains=domains)
+    pool = Pool(images, torch.device("cpu"), features, {} if views is None else {"views": views})
+    return Shards(pool, shares(sizes), shares(sizes), 0, draws or {})

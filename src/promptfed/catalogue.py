@@ -17,7 +17,7 @@ from promptfed.data.partition import PARTITIONS
 from promptfed.report.tables import human_bytes
 
 Entry = dict[str, Any]
-_ENGINE = ("shape", "classes")  # a backbone's fields that the data set decides
+_ENGINE = ("shape", "classes", "names")  # a backbone's fields that the data set decides
 
 
 def entries(kind: str) -> list[Entry]:

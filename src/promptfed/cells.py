@@ -6,6 +6,9 @@
     [[columns]]            name, title, clients (the titles of its clients, where the paper tells them apart), recipe
     [[rows]]               name, title, recipe, paper (figures by column), traffic (numbers the paper counts), tune
     tune                   grids that rows may name: dotted keys and the values to try
+    measures               what of ours to show: "mean" (clients count alike) and also "weighted" (images do); or
+                           "deployed", the server's own model on every domain (`clients` are then the domains); or
+                           "trained", every client's model before the last aggregation
     deviations, notes      sentences to print under the table
 
 A cell's recipe is `base`, changed by its column's `recipe`, changed by its row's.
@@ -20,6 +23,7 @@ from typing import Any
 from promptfed.errors import PromptFedError, choice
 
 SUFFIX = ".table.toml"
+MEASURES = ("mean", "weighted", "deployed", "trained")
 Content = dict[str, Any]
 Grid = Mapping[str, tuple[Any, ...]]
 
@@ -82,6 +86,7 @@ class PaperTable:
     rows: tuple[Row, ...]
     deviations: tuple[str, ...]
     notes: tuple[str, ...]
+    measures: tuple[str, ...] = ("mean",)
 
     def cells(self) -> dict[str, Cell]:
         """Return all cells by name, column after column."""
@@ -118,7 +123,7 @@ def read_cells(path: Path, name: str) -> PaperTable:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise PromptFedError(f"The table {path} is no valid TOML: {error}.") from error
     where = str(path)
-    valid = ("title", "paper", "base", "theirs", "columns", "rows", "tune", "deviations", "notes")
+    valid = ("title", "paper", "base", "theirs", "columns", "rows", "tune", "measures", "deviations", "notes")
     _check_keys(content, valid, ("title", "columns", "rows"), where)
     grids = {key: _grid(value, where) for key, value in _table(content, "tune", where).items()}
     columns = tuple(_column(entry, where) for entry in _entries(content, "columns", where))
@@ -133,6 +138,7 @@ def read_cells(path: Path, name: str) -> PaperTable:
         rows=rows,
         deviations=_sentences(content, "deviations", where),
         notes=_sentences(content, "notes", where),
+        measures=_measures(content, where),
     )
 
 
@@ -200,6 +206,19 @@ def _sentences(content: Content, key: str, where: str) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise PromptFedError(f"{key} in {where} must be a list of sentences.")
     return tuple(map(str, value))
+
+
+def _measures(content: Content, where: str) -> tuple[str, ...]:
+    """Read which accuracies to show; the first is the headline."""
+    given = content.get("measures", ["mean"])
+    for name in given if isinstance(given, list) else [given]:
+        if name not in MEASURES:
+            raise choice("measure", str(name), MEASURES, where)
+    if given not in (["mean"], ["mean", "weighted"], ["deployed"], ["trained"]):
+        raise PromptFedError(
+            f'measures in {where} must be ["mean"], ["mean", "weighted"], ["deployed"] or ["trained"].'
+        )
+    return tuple(given)
 
 
 def _number(value: object, where: str) -> float | None:

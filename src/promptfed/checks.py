@@ -15,13 +15,18 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from promptfed import tree
+from promptfed.backbones.clip import CLIP
+from promptfed.backbones.clip_checkpoint import Form
+from promptfed.backbones.painter import Painter
 from promptfed.backbones.pretrained import ViT
+from promptfed.backbones.text import TextArch
+from promptfed.backbones.transformer import Arch
 from promptfed.config import Recipe
 from promptfed.data.dataset import Dataset
 from promptfed.data.partition import Partition
 from promptfed.errors import PromptFedError, choice
 from promptfed.federation.loop import Loop
-from promptfed.method import Method, Task
+from promptfed.method import Backbone, Method, Task
 from promptfed.record import Record
 from promptfed.runner import Plan, make_loop
 from promptfed.tree import Tree
@@ -65,6 +70,17 @@ def _partition(data: Dataset) -> Partition:
     return Partition("toy", (first, second, single, fourth), tuple(test))
 
 
+def _toy_backbone(method: Method, data: Dataset) -> Backbone:
+    """Return a small network with random weights, of the kind that the method is made for."""
+    if method.backbone == "diffusion":
+        return Painter((3, 8, 8), CLASSES)
+    if method.backbone != "clip":
+        return ViT.random((3, 8, 8), CLASSES, width=16, depth=2, heads=2, patch=4, precision="fp32")
+    image = Arch(16, 2, 2, 4, 64, (0, 0), projection=16)
+    text = TextArch(16, 1, 2, 64, vocabulary=32, positions=32, projection=16)
+    return CLIP.random((3, 8, 8), data.classes, Form(image, text), precision="fp32")
+
+
 def toy_loop(
     method: Method,
     folder: Path,
@@ -82,9 +98,9 @@ def toy_loop(
         per_round=per_round,
         fleet={"name": fleet, "precision": "fp32"},
     )
-    backbone = ViT.random((3, 8, 8), CLASSES, width=16, depth=2, heads=2, patch=4, precision="fp32")
     where = torch.device(device)
-    plan = Plan(recipe, method, data, _partition(data), Task(backbone.to(where), data.classes, len(SIZES)), where)
+    backbone = _toy_backbone(method, data).to(where)
+    plan = Plan(recipe, method, data, _partition(data), Task(backbone, data.classes, len(SIZES)), where)
     return make_loop(plan, Record.reopen(folder) if folder.exists() else Record.create(folder, "", {}))
 
 
@@ -160,6 +176,10 @@ def _names(method: Method, folder: Path) -> None:
         "`fit` must return `personal` with init_client's names and shapes",
         method,
     )
+    _, server = _fit_all(loop, torch.tensor([0, 1]))
+    later = tree.row(method.download(loop.task, server, torch.tensor([1])), 0)
+    fixed = [name in down and _same({name: down[name]}, {name: later[name]}) for name in method.once]
+    _expect(all(fixed), f"{list(method.once)}, sent `once`, must be in `down` and never change", method)
 
 
 def _wire(method: Method, folder: Path) -> None:
@@ -227,6 +247,9 @@ def _learns(method: Method, folder: Path) -> None:
         loop.server, line = loop.round(t)
         loop.store.seal()
         losses.append(line["loss"])
+    if not method.learns:
+        _expect(losses == losses[:1] * 12, "a method that learns nothing must stay as it is", method)
+        return
     _expect(
         min(losses[-3:]) < 0.99 * losses[0],
         f"the loss must fall on the toy task; it went {losses[0]:.3f} to {losses[-1]:.3f}",

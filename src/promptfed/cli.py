@@ -153,6 +153,10 @@ def reproduce(
     columns: Annotated[str, typer.Option(help="Run these columns only.", metavar="COLUMN,COLUMN")] = "",
     workers: Annotated[int, typer.Option(help="Runs side by side, each in a process.")] = 1,
     tune: Annotated[bool, typer.Option("--tune", help="Also try every row's grid on validation images.")] = False,
+    merge: Annotated[
+        list[Path] | None,
+        typer.Option(help="Take the finished runs of another --out of this table too.", metavar="DIR"),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:1; short for device=…")] = None,
 ) -> None:
     """Run a paper's whole table and print ours beside the paper's.
@@ -176,6 +180,7 @@ def reproduce(
         columns=tuple(filter(None, columns.split(","))),
         workers=workers,
         tune=tune,
+        merge=tuple(merge or ()),
     )
     try:
         outcome = run_table(found, plan)

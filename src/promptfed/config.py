@@ -8,22 +8,25 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
 from importlib.metadata import entry_points
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
 import promptfed.methods
-from promptfed import options
+from promptfed import guards, options
 from promptfed.backbones import BACKBONES
 from promptfed.cells import SUFFIX, Cell, read_cells
 from promptfed.data.datasets import DATASETS
 from promptfed.data.partition import PARTITIONS
 from promptfed.errors import PromptFedError, choice
 from promptfed.method import Method
+from promptfed.methods.with_frame import WithFrame
 from promptfed.options import Count, NonNegative, Whole
 
 RECIPES = Path(__file__).parent / "recipes"
+PROMPTED = f"+{WithFrame.name}"  # ends the name of a method whose images have a visual prompt
 Table = dict[str, Any]
 
 
@@ -55,6 +58,7 @@ class Recipe:
     rounds: Count = 10
     clients: Count = 20
     per_round: Whole = 0  # clients that take part in a round; 0: all
+    sampling: Literal["uniform", "one-per-domain"] = "uniform"  # how they are drawn
     newcomers: Whole = 0  # how many of the clients come only after the last round
     join_rounds: Count = 5  # rounds of newcomers alone, if there are any
     device: str = "auto"
@@ -62,18 +66,28 @@ class Recipe:
     method: Table = field(default_factory=lambda: {"name": "pfedpt"})
     data: Table = field(default_factory=lambda: {"name": "fashion-shops", "limit": 50})
     partition: Table = field(default_factory=lambda: {"name": "pathological", "classes_per_client": 5})
+    prompt: Table = field(default_factory=dict)  # a visual prompt around the method's images; empty: none
     backbone: Table = field(default_factory=dict)  # empty: the method's own choice
     fleet: Table = field(default_factory=lambda: {"name": "auto"})
     evaluate: Table = field(default_factory=dict)
+    guards: Table = field(default_factory=dict)  # empty: none
 
     @property
     def hash(self) -> str:
         """Return the fingerprint of all that decides the numbers; the length and the place of the run do not."""
-        content = asdict(replace(self, rounds=1, checkpoint_seconds=0.0, device="auto"))
+        same = {"rounds": 1, "checkpoint_seconds": 0.0, "device": "auto"}
+        content = asdict(self) | same | {"guards": guards.deciding(self.guards)}
+        for key, default in LATER.items():
+            table, _, name = key.rpartition(".")
+            place = content[table] if table else content
+            if place.get(name) == default:
+                del place[name]
         return "sha256:" + hashlib.sha256(to_toml(content).encode()).hexdigest()
 
 
-TABLES = ("method", "data", "partition", "backbone", "fleet", "evaluate")
+# keys younger than the first runs: at these values a recipe keeps the fingerprint it had without them
+LATER = {"sampling": "uniform", "data.split": "fedbn", "partition.unseen": "", "method.tune_epochs": 0}
+TABLES = ("method", "prompt", "data", "partition", "backbone", "fleet", "evaluate", "guards")
 
 
 # -- finding things by name ---------------------------------------------------------------------------------------
@@ -85,7 +99,8 @@ def methods() -> dict[str, type[Method]]:
     for module in pkgutil.iter_modules(promptfed.methods.__path__):
         names = vars(importlib.import_module(f"promptfed.methods.{module.name}")).values()
         for kind in names:
-            if isinstance(kind, type) and issubclass(kind, Method) and kind.__module__.endswith(module.name):
+            own = isinstance(kind, type) and issubclass(kind, Method) and kind.__module__.endswith(module.name)
+            if own and kind is not WithFrame:  # which is no method without another one
                 found[kind.name] = kind
     for point in entry_points(group="promptfed.methods"):
         if point.name in found:
@@ -108,21 +123,25 @@ def find_method(name: str) -> type[Method]:
         raise PromptFedError(f'There is no method "{name}": {error}.') from error
     if not (isinstance(kind, type) and issubclass(kind, Method)):
         raise PromptFedError(f'"{name}" is no Method: it must be a subclass of promptfed.Method.')
+    if issubclass(kind, WithFrame):
+        raise PromptFedError(f"{name} wraps another method: name that one, and give prompt.kind beside it.")
     return kind
 
 
+@cache  # the package's own files stay as they are, and there are hundreds of cells
 def recipes() -> dict[str, Path]:
     """Return the shipped recipes by name; a table's cell, such as "pfedpg/t1-office/fedvpt", leads to the table."""
     found: dict[str, Path] = {}
     for path in sorted(RECIPES.rglob("*.toml")):
         name = path.relative_to(RECIPES).as_posix().removesuffix(".toml").removesuffix(".table")
         if path.name.endswith(SUFFIX):
-            found |= {f"{name}/{cell}": path for cell in read_cells(path, name).cells()}
+            found |= {f"{name}/{cell}": path for cell in _cells(path)}
         else:
             found[name] = path
     return found
 
 
+@cache
 def tables() -> dict[str, Path]:
     """Return the shipped tables of papers by name, such as "pfedpg/t1-office"."""
     return {
@@ -175,7 +194,7 @@ def _read(source: str) -> tuple[Table, str]:
         return _cell(path, source).recipe, source
     if not (source in shipped or source.endswith(".toml") or path.is_file()):
         kinds = {**methods(), **shipped}
-        if ":" not in source and source not in kinds:
+        if ":" not in source and source.removesuffix(PROMPTED) not in kinds:
             raise choice("method or recipe", source, kinds)
         return {"method": {"name": source}}, "the command line"
     try:
@@ -186,9 +205,14 @@ def _read(source: str) -> tuple[Table, str]:
         raise PromptFedError(f"The recipe {path} is no valid TOML: {error}.") from error
 
 
+@cache
+def _cells(path: Path) -> dict[str, Cell]:
+    return read_cells(path, path.relative_to(RECIPES).as_posix().removesuffix(SUFFIX)).cells()
+
+
 def _cell(path: Path, name: str) -> Cell:
     table = path.relative_to(RECIPES).as_posix().removesuffix(SUFFIX)
-    return read_cells(path, table).cells()[name.removeprefix(f"{table}/")]
+    return _cells(path)[name.removeprefix(f"{table}/")]
 
 
 def _value(text: str) -> object:
@@ -242,10 +266,10 @@ def _is_list_field(content: Table, path: tuple[str, ...]) -> bool:
     method = (table if isinstance(table, dict) else {}).get("name", Recipe().method["name"])
     name = content[path[0]].get("name", method if path[0] == "method" else None)
     if name is None and isinstance(method, str):
-        name = find_method(method).backbone
+        name = find_method(method.removesuffix(PROMPTED)).backbone
     if not isinstance(name, str):
         return False
-    kind = BACKBONES.get(name) if path[0] == "backbone" else find_method(name)
+    kind = BACKBONES.get(name) if path[0] == "backbone" else find_method(name.removesuffix(PROMPTED))
     return kind is not None and str(options.hints(kind).get(path[1], "")).startswith("tuple")
 
 
@@ -261,7 +285,8 @@ def resolve(content: Mapping[str, Any], where: str = "the recipe") -> Recipe:
             raise choice("key", key, hints, where)
         if key in TABLES:
             if not isinstance(value, dict):
-                raise PromptFedError(f"{key} in {where} must be a table: write {key}.name={value}.")
+                first = {"prompt": "kind", "guards": "robust"}.get(key, "name")
+                raise PromptFedError(f"{key} in {where} must be a table: write {key}.{first}={value}.")
             # keys without a name change the embedded default
             given[key] = dict(value) if "name" in value else default[key] | value
         else:
@@ -274,17 +299,24 @@ def resolve(content: Mapping[str, Any], where: str = "the recipe") -> Recipe:
         raise PromptFedError(f"per_round={recipe.per_round} is more than {there}.")
     method = recipe.method.get("name")
     if "name" not in recipe.backbone and isinstance(method, str):
-        recipe = replace(recipe, backbone={"name": find_method(method).backbone} | recipe.backbone)
+        plain = find_method(method.removesuffix(PROMPTED))
+        recipe = replace(recipe, backbone={"name": plain.backbone} | recipe.backbone)
     check_device(recipe.device)
-    return replace(
+    method_table, prompt_table = _fill_method(recipe.method, recipe.prompt)
+    recipe = replace(
         recipe,
-        method=_fill_method(recipe.method),
+        method=method_table,
+        prompt=prompt_table,
         data=_fill(recipe.data, "data", DATASETS),
         partition=_fill(recipe.partition, "partition", PARTITIONS),
         backbone=_fill_backbone(recipe.backbone),
         fleet=_plain(options.make(FleetOptions, recipe.fleet, "fleet")),
         evaluate=_plain(options.make(EvaluateOptions, recipe.evaluate, "evaluate")),
+        guards=guards.filled(recipe.guards),
     )
+    founders = recipe.per_round or recipe.clients - recipe.newcomers
+    guards.check(recipe.guards, build_method(recipe), min(founders, recipe.newcomers or founders))
+    return recipe
 
 
 def check_device(device: str) -> None:
@@ -326,21 +358,39 @@ def _fill_backbone(table: Table) -> Table:
     name, given = _named(table, "backbone")
     if name not in BACKBONES:
         raise choice("backbone", name, BACKBONES, "the recipe")
-    fixed = {"shape": None, "classes": None}
+    fixed = {"shape": None, "classes": None, "names": None}
     return (
         {"name": name} | options.defaults(BACKBONES[name]) | options.checked(BACKBONES[name], given, "backbone", fixed)
     )
 
 
-def _fill_method(table: Table) -> Table:
+def _fill_method(table: Table, prompt: Table) -> tuple[Table, Table]:
+    """Fill in a method's options, and those of its visual prompt if it has one; the method's name then says so."""
     name, given = _named(table, "method")
-    kind = find_method(name)
+    plain = name.removesuffix(PROMPTED)
+    kind = find_method(plain)
     preset = given.pop("preset", None)
     if preset is not None:
         if preset not in kind.presets:
             raise choice("preset", str(preset), kind.presets, f"method {name}")
         given = {**kind.presets[str(preset)], **given}
-    return {"name": name} | _plain(options.make(kind, given, "method"))
+    made = options.make(kind, given, "method")
+    if not prompt and name == plain:
+        return {"name": name} | _plain(made), {}
+    wrapped = _plain(_prompted(made, prompt))
+    del wrapped["inner"]
+    return {"name": plain + PROMPTED} | _plain(made), wrapped
+
+
+def _prompted(method: Method, prompt: Table) -> WithFrame:
+    """Return the method with a visual prompt, unless the two do not go together."""
+    if method.name == "pfedpt":
+        raise PromptFedError("pfedpt has a prompt of its own: set method.prompt and method.size, not [prompt].")
+    if method.reads == "features":
+        raise PromptFedError(
+            f"{method.name} reads features that are computed once, and [prompt] changes pixels; leave [prompt] out."
+        )
+    return options.make(WithFrame, prompt, "prompt", {"inner": method})
 
 
 def _plain(made: Any) -> Table:
@@ -350,7 +400,14 @@ def _plain(made: Any) -> Table:
 def build_method(recipe: Recipe) -> Method:
     """Return the recipe's method."""
     name, given = _named(recipe.method, "method")
-    return options.make(find_method(name), given, "method")
+    method = options.make(find_method(name.removesuffix(PROMPTED)), given, "method")
+    return _prompted(method, recipe.prompt) if recipe.prompt else method
+
+
+def training(recipe: Recipe) -> Recipe:
+    """Return the recipe without the options that matter in testing alone: equal ones train the same."""
+    testing = find_method(str(recipe.method["name"]).removesuffix(PROMPTED)).testing
+    return replace(recipe, method={key: value for key, value in recipe.method.items() if key not in testing})
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------

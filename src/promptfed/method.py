@@ -13,7 +13,7 @@ and a stack of simulated clients, whose tensors all have a leading C. Server-sid
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -106,7 +106,6 @@ class Backbone(Protocol):
         ...
 
 
-@runtime_checkable
 class DualEncoder(Backbone, Protocol):
     """An image tower and a text tower whose features lie in one space; `features` are the image tower's, not scaled."""
 
@@ -133,6 +132,61 @@ class DualEncoder(Backbone, Protocol):
         ...
 
 
+class TextToImage(Backbone, Protocol):
+    """A frozen model that draws what a text says; its `features` are a row per image, which `unpack` takes apart."""
+
+    @property
+    def word_width(self) -> int:
+        """Return the width W of a word's embedding."""
+        ...
+
+    @property
+    def visual_width(self) -> int:
+        """Return the number V of visual features of an image."""
+        ...
+
+    @property
+    def latent_shape(self) -> tuple[int, int, int]:
+        """Return the channels, height and width of an image's latents."""
+        ...
+
+    @property
+    def times(self) -> int:
+        """Return the number of noise levels."""
+        ...
+
+    def unpack(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return latents of images and their mirror images [..., B, 2, c, h, w], and visual features [..., B, V]."""
+        ...
+
+    def word(self, text: str) -> Tensor:
+        """Return the embedding [W] of a text that is one token."""
+        ...
+
+    def context(self, templates: Sequence[str]) -> Tensor:
+        """Return the mean embedding of each template's own words [T, W]."""
+        ...
+
+    def encode(self, templates: Sequence[str], chosen: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the text's states [..., B, L, W] and, of these, the pseudo-word's own [..., B, W].
+
+        `chosen` [..., B] says which template each sample has, `words` [..., B, v, W] the vectors of its pseudo-word.
+        """
+        ...
+
+    def noised(self, latents: Tensor, noise: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+        """Return latents [..., B, c, h, w] with noise as of `time` [..., B], and what `denoise` should find in them."""
+        ...
+
+    def denoise(self, noisy: Tensor, time: Tensor, states: Tensor) -> Tensor:
+        """Return what the model finds in noisy latents [..., B, c, h, w] given a text's states [..., B, L, W]."""
+        ...
+
+    def sample(self, states: Tensor, start: Tensor, *, steps: int = 30, guidance: float = 7.5) -> Tensor:
+        """Return images [..., B, 3, H, W] in −1 … 1 of texts' states; `start` [..., B, c, h, w] is pure noise."""
+        ...
+
+
 @dataclass(frozen=True)
 class Task:
     """What is being learned: a backbone, the classes, and how many clients share them."""
@@ -145,9 +199,16 @@ class Task:
 
 def dual(task: Task) -> DualEncoder:
     """Return the task's dual encoder, or say that a method needs one."""
-    if not isinstance(task.backbone, DualEncoder):
+    if not hasattr(task.backbone, "zero_shot"):  # isinstance would ask for every property, and some refuse
         raise PromptFedError("This method needs a text tower beside the image tower; set backbone.name=clip.")
-    return task.backbone
+    return cast(DualEncoder, task.backbone)
+
+
+def text_to_image(task: Task) -> TextToImage:
+    """Return the task's text-to-image model, or say that a method needs one."""
+    if not hasattr(task.backbone, "latent_shape"):  # isinstance would not see through a backbone with cached features
+        raise PromptFedError("This method needs a text-to-image model; set backbone.name=diffusion.")
+    return cast(TextToImage, task.backbone)
 
 
 class Batches(Protocol):
@@ -230,9 +291,11 @@ class Method:
     name: ClassVar[str]
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     backbone: ClassVar[str] = "cnn"  # where a recipe names none
+    learns: ClassVar[bool] = True  # False: it uses a pretrained model as it is
     needs_rows: ClassVar[bool] = False  # True: `aggregate` tells clients apart, so a sum of their trees is not enough
     reads: ClassVar[Literal["pixels", "features"]] = "pixels"  # features: those of the frozen backbone, computed once
     views: ClassVar[int] = 0  # features of so many augmented views beside each image's own: batch["views"] [B, V, D]
+    testing: ClassVar[tuple[str, ...]] = ()  # options that matter in testing alone: training does not look at them
     once: ClassVar[tuple[str, ...]] = ()  # names in `down` that never change: they travel at a client's first contact
 
     # -- what is learned, and where it lives ----------------------------------------------------------------------

@@ -56,9 +56,10 @@ def make(kind: type[Made], given: Mapping[str, object], table: str, fixed: Mappi
 def checked(kind: type, given: Mapping[str, object], table: str, fixed: Mapping[str, object]) -> dict[str, Any]:
     """Return the given keys with the types their fields ask for; an unknown or missing key is refused."""
     valid = {name: hint for name, hint in hints(kind).items() if name not in fixed}
+    known = valid if table in ("evaluate", "prompt") else [*valid, "name"]  # nothing there is chosen by name
     for key in given:
         if key not in valid:
-            raise choice("key", f"{table}.{key}", [f"{table}.{name}" for name in [*valid, "name"]], "the recipe")
+            raise choice("key", f"{table}.{key}", [f"{table}.{name}" for name in known], "the recipe")
     for field in fields(kind):
         required = field.default is MISSING and field.default_factory is MISSING
         if field.name in valid and required and field.name not in given:

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from promptfed.cells import SUFFIX, Cell, PaperTable, read_cells
 from promptfed.config import Recipe
 from promptfed.errors import PromptFedError, choice
 from promptfed.progress import bar
-from promptfed.tables import Entry, Ours, Outcome, Tried, difference, paper_of, pool, write_table
+from promptfed.tables import Entry, Ours, Outcome, Tried, agreement, difference, headline, paper_of, pool, write_table
 
 Setting = dict[str, Any]
 # how a run is simulated, how often it is looked at and where: nothing of this changes what the paper did
@@ -48,6 +49,7 @@ class Plan:
     columns: tuple[str, ...] = ()
     workers: int = 1
     tune: bool = False
+    merge: tuple[Path, ...] = ()  # other `out` folders of the same table: what is finished there is not run again
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Job:
     label: str
     recipe: Recipe
     folder: Path
+    twins: tuple[Path, ...] = ()  # runs that train the same and are tested otherwise
 
 
 @dataclass(frozen=True)
@@ -86,19 +89,20 @@ def reproduce(table: PaperTable, plan: Plan) -> Outcome:
         name: [_job(plan.out / name, name, recipe, seed) for seed in plan.seeds] for name, recipe in settings.items()
     }
     trials = {name: _trials(plan, cell) if plan.tune else [] for name, cell in cells.items()}
-    done = _execute({name: jobs[name] + [job for _, job in trials[name]] for name in cells}, wanted, plan.workers)
-    ours = {name: _pooled(jobs[name], done) for name in cells}
-    best = {name: setting for name, grid in trials.items() if (setting := _best(grid, done)) is not None}
-    tuned = _run_best(plan, cells, settings, ours, best, wanted)
+    done = _execute({name: jobs[name] + [job for _, job in trials[name]] for name in cells}, wanted, plan)
+    measure = table.measures[0]
+    ours = {name: _pooled(jobs[name], done, measure) for name in cells}
+    best = {name: setting for name, grid in trials.items() if (setting := _best(grid, done, measure)) is not None}
+    tuned = _run_best(plan, cells, settings, ours, best, wanted, measure)
     shown = [name for name in cells if name in wanted or ours[name]["mean"] is not None]
     entries = []
     for name in shown:
-        entry = _entry(cells[name], settings[name], ours[name])
+        entry = _entry(cells[name], _told_apart(table, cells[name], settings[name]), ours[name])
         if trials[name]:
             runs = tuned.get(name, pool({}, {}, 1))
             entry["tuned"] = {
                 "setting": best.get(name, {}),
-                "grid": [_tried(setting, done[job.folder]) for setting, job in trials[name]],
+                "grid": [_tried(setting, done[job.folder], measure) for setting, job in trials[name]],
                 "ours": runs,
                 "difference": difference(runs, entry["paper"]),
             }
@@ -130,6 +134,9 @@ def _check_plan(plan: Plan) -> None:
         raise PromptFedError(f"Seeds are different whole numbers from 0, not {','.join(map(str, plan.seeds))!r}.")
     if plan.workers < 1:
         raise PromptFedError(f"A table needs at least 1 worker, not {plan.workers}.")
+    for folder in plan.merge:
+        if not folder.is_dir():
+            raise PromptFedError(f"There is no folder {folder} to merge.")
     for key in (override.partition("=")[0].strip() for override in plan.overrides):
         if key == "seed":
             raise PromptFedError("A table's seeds are given by --seeds 0,1,2, not by seed=….")
@@ -167,19 +174,19 @@ def _folder(setting: Setting) -> str:
     return ",".join(f"{key}={value}" for key, value in setting.items()).replace("/", "_")
 
 
-def _best(grid: Sequence[tuple[Setting, Job]], done: Mapping[Path, Done]) -> Setting | None:
+def _best(grid: Sequence[tuple[Setting, Job]], done: Mapping[Path, Done], measure: str) -> Setting | None:
     """Return the point with the best mean validation accuracy; of equals, the first, which has the smaller rate."""
-    scored = [(score, setting) for setting, job in grid if (score := _score(done[job.folder])) is not None]
+    scored = [(score, setting) for setting, job in grid if (score := _score(done[job.folder], measure)) is not None]
     return max(scored, key=lambda one: one[0])[1] if scored else None
 
 
-def _score(done: Done) -> float | None:
-    value = done.summary["accuracy"]["mean"] if done.summary else None
+def _score(done: Done, measure: str) -> float | None:
+    value = headline(done.summary, measure)["mean"] if done.summary else None
     return float(value) if value is not None and value == value else None
 
 
-def _tried(setting: Setting, done: Done) -> Tried:
-    score = _score(done)
+def _tried(setting: Setting, done: Done, measure: str) -> Tried:
+    score = _score(done, measure)
     return {
         "setting": setting,
         "validation": None if score is None else round(100 * score, 4),
@@ -194,6 +201,7 @@ def _run_best(
     ours: Mapping[str, Ours],
     best: Mapping[str, Setting],
     wanted: set[str],
+    measure: str,
 ) -> dict[str, Ours]:
     """Run the best point of every grid with all seeds; where it is the paper's setting, those runs serve again."""
     found: dict[str, Ours] = {}
@@ -205,25 +213,49 @@ def _run_best(
             continue
         folder = plan.out / "tuned" / name / _folder(setting)
         jobs[name] = [_job(folder, f"{name} {_folder(setting)}", recipe, seed) for seed in plan.seeds]
-    done = _execute(jobs, wanted, plan.workers)
-    return found | {name: _pooled(some, done) for name, some in jobs.items()}
+    done = _execute(jobs, wanted, plan)
+    return found | {name: _pooled(some, done, measure) for name, some in jobs.items()}
 
 
 # -- running --------------------------------------------------------------------------------------------------------
 
 
-def _execute(jobs: Mapping[str, list[Job]], wanted: set[str], workers: int) -> dict[Path, Done]:
+def _execute(jobs: Mapping[str, list[Job]], wanted: set[str], plan: Plan) -> dict[Path, Done]:
     """Return what became of all jobs; those of `wanted` cells are run unless they are finished, others looked up."""
     done, left = {}, []
-    for name, some in jobs.items():
+    for name, some in _with_twins(jobs).items():
         for job in some:
-            summary = finished(job)
+            summary = _found(job, plan)
             done[job.folder] = Done(summary)
             if summary is None and name in wanted:
                 refuse_foreign(job)
                 left.append(job)
-    results = _one_by_one(left) if workers == 1 or len(left) < 2 else _side_by_side(left, min(workers, len(left)))
+    workers = min(plan.workers, len(left))
+    results = _one_by_one(left) if workers < 2 else _side_by_side(left, workers)
     return done | {job.folder: result for job, result in results}
+
+
+def _with_twins(jobs: Mapping[str, list[Job]]) -> dict[str, list[Job]]:
+    """Tell every job which others train the same, so that only the first of them need be trained."""
+    trained: dict[str, list[Path]] = {}
+    for job in (job for some in jobs.values() for job in some):
+        trained.setdefault(config.training(job.recipe).hash, []).append(job.folder)
+    return {
+        name: [
+            replace(job, twins=tuple(one for one in trained[config.training(job.recipe).hash] if one != job.folder))
+            for job in some
+        ]
+        for name, some in jobs.items()
+    }
+
+
+def _found(job: Job, plan: Plan) -> Mapping[str, Any] | None:
+    """Return the summary of the job's run if it is finished here, or else in one of the folders to merge."""
+    for out in (plan.out, *plan.merge):
+        summary = finished(replace(job, folder=out / job.folder.relative_to(plan.out)))
+        if summary is not None:
+            return summary
+    return None
 
 
 def finished(job: Job) -> Mapping[str, Any] | None:
@@ -254,6 +286,14 @@ def refuse_foreign(job: Job) -> None:
         )
 
 
+def _same_training(job: Job, twin: Path) -> bool:
+    """Say whether the folder holds a finished run of what the job would train."""
+    if not (twin / "summary.json").is_file():
+        return False
+    (stored,) = config.load(str(twin / "recipe.toml"))
+    return stored.rounds == job.recipe.rounds and config.training(stored).hash == config.training(job.recipe).hash
+
+
 def work(job: Job) -> Done:
     """Start or go on with one run; a failure becomes a sentence, so that the table goes on."""
     import torch
@@ -263,6 +303,8 @@ def work(job: Job) -> Done:
     try:
         if (job.folder / "recipe.toml").is_file():
             return Done(runner.go_on(job.folder, job.recipe).summary)
+        if twin := next(filter(partial(_same_training, job), job.twins), None):
+            return Done(runner.read_again(twin, job.recipe, job.folder).summary)
         return Done(runner.start(job.recipe, job.folder).summary)
     except PromptFedError as error:
         return Done(problem=str(error))
@@ -353,17 +395,22 @@ def _work_interruptibly(job: Job) -> Done:
 # -- what came out --------------------------------------------------------------------------------------------------
 
 
-def _pooled(jobs: Sequence[Job], done: Mapping[Path, Done]) -> Ours:
+def _pooled(jobs: Sequence[Job], done: Mapping[Path, Done], measure: str) -> Ours:
     """Return the runs of one setting, which differ in their seed alone."""
     results = {job.recipe.seed: done[job.folder] for job in jobs}
     summaries = {seed: one.summary for seed, one in results.items() if one.summary is not None}
     problems = {seed: one.problem for seed, one in results.items() if one.problem}
     recipe = jobs[0].recipe
-    return pool(summaries, problems, recipe.per_round or recipe.clients - recipe.newcomers)
+    return pool(summaries, problems, recipe.per_round or recipe.clients - recipe.newcomers, measure)
 
 
-def _entry(cell: Cell, recipe: Recipe, ours: Ours) -> Entry:
-    paper = paper_of(cell, recipe.clients)
+def _told_apart(table: PaperTable, cell: Cell, recipe: Recipe) -> int:
+    """Return how many of the paper's figures we have beside the mean: our clients, or all domains."""
+    return len(cell.column.clients) if table.measures[0] == "deployed" else recipe.clients
+
+
+def _entry(cell: Cell, told_apart: int, ours: Ours) -> Entry:
+    paper = paper_of(cell, told_apart)
     return {
         "column": cell.column.name,
         "row": cell.row.name,
@@ -387,6 +434,8 @@ def _outcome(table: PaperTable, plan: Plan, entries: list[Entry], settings: Mapp
         "rows": entries,
         "deviations": [*deviations(table, settings), *table.deviations],
         "notes": list(table.notes),
+        "measures": list(table.measures),
+        "agreement": agreement(entries, table.measures),
     }
 
 
@@ -401,8 +450,8 @@ def deviations(table: PaperTable, settings: Mapping[str, Recipe]) -> list[str]:
                 continue
             found.setdefault(f"`{key}`: {_value(theirs.get(key))} → {_value(ours.get(key))}", []).append(name)
         titles = cells[name].column.clients
-        if cells[name].figure and recipe.clients < len(titles):
-            some = f"over our clients {', '.join(titles[: recipe.clients])} instead of {', '.join(titles)}"
+        if cells[name].figure and (have := _told_apart(table, cells[name], recipe)) < len(titles):
+            some = f"over our clients {', '.join(titles[:have])} instead of {', '.join(titles)}"
             found.setdefault(f"The paper's mean is taken {some}", []).append(name)
     return [f"{line}{_where(names, cells, settings)}." for line, names in found.items()]
 

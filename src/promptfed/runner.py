@@ -2,8 +2,11 @@
 
 import datetime
 import json
+import math
 import os
 import platform
+import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -12,9 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
-from promptfed import config, figures, options, tree
+from promptfed import config, figures, guards, options, tree
 from promptfed.backbones import BACKBONES
 from promptfed.backbones.cached import Cached
 from promptfed.config import EvaluateOptions, FleetOptions, Recipe
@@ -23,12 +27,16 @@ from promptfed.data.batches import Pool, Shards
 from promptfed.data.dataset import Dataset
 from promptfed.data.features import features_of, views_of
 from promptfed.data.partition import Partition, make_partition
+from promptfed.data.partitioners import domain_last
 from promptfed.data.split import evaluated_on
 from promptfed.errors import PromptFedError
 from promptfed.federation.fleet import Fleet, OneByOne, Stacked
 from promptfed.federation.loop import Loop, Settings, rng_for, summarise
+from promptfed.federation.sampling import choose
 from promptfed.federation.store import Store
 from promptfed.files import write_json, write_text
+from promptfed.guards import Guards
+from promptfed.guards.accountant import Accountant
 from promptfed.method import Method, Task
 from promptfed.progress import bar
 from promptfed.record import Line, Record
@@ -149,22 +157,62 @@ def go_on(folder: Path, recipe: Recipe | None = None, method: Method | None = No
     wanted = stored if recipe is None else recipe
     if wanted.hash != stored.hash:
         raise PromptFedError(f"{folder} was run with {_difference(stored, wanted)}; resume it without that change.")
-    if wanted.rounds > stored.rounds and stored.newcomers:
+    longer = wanted.rounds > stored.rounds or _raised(stored, wanted)
+    if longer and stored.newcomers:
         raise PromptFedError(f"In {folder} newcomers join after round {stored.rounds}; it cannot go on to more rounds.")
     if wanted.rounds < stored.rounds:
         raise PromptFedError(f"{folder} was asked for {stored.rounds} rounds; it can go on to more, not to fewer.")
-    if wanted.rounds == stored.rounds and (folder / "summary.json").exists():
-        record.rewind(stored.rounds + (stored.join_rounds if stored.newcomers else 0))
-        return Result(folder, record.rounds, json.loads((folder / "summary.json").read_text(encoding="utf-8")))
-    plan = _prepare(replace(stored, rounds=wanted.rounds, device=wanted.device), method, folder / "partition.json")
+    if not longer and (folder / "summary.json").exists():
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        record.rewind(summary["accuracy"]["round"])
+        return Result(folder, record.rounds, summary)
+    stored = replace(stored, rounds=wanted.rounds, device=wanted.device, guards=wanted.guards)
+    plan = _prepare(stored, method, folder / "partition.json")
     if not (folder / "partition.json").exists():
         plan.partition.save(folder / "partition.json", plan.dataset)
     return _execute(plan, make_loop(plan, record))
 
 
+def read_again(source: Path, recipe: Recipe, folder: Path) -> Result:
+    """Test the finished run in `source` as `recipe` would, in a new folder; only options of testing may differ."""
+    stored = single(config.load(str(source / "recipe.toml")))
+    theirs, ours = config.training(stored), config.training(recipe)
+    if theirs.hash != ours.hash or stored.rounds != recipe.rounds:
+        found = (
+            f"rounds={stored.rounds}, not {recipe.rounds}" if theirs.hash == ours.hash else _difference(theirs, ours)
+        )
+        raise PromptFedError(f"{source} was trained with {found}; it cannot be read as that.")
+    plan, old = _prepare(recipe, None, source / "partition.json"), Record.reopen(source)
+    state = old.state(stored.hash, plan.partition.hash)
+    loop = make_loop(plan, Record(folder))
+    if state is None or state["round"] != loop.settings.total:
+        raise PromptFedError(f"{source} is not finished; resume it first.")
+    old.rewind(state["round"])
+    record = loop.record = Record.create(folder, config.dump(recipe), environment(plan.device))
+    plan.partition.save(folder / "partition.json", plan.dataset)
+    shutil.copytree(old.checkpoint, record.checkpoint, dirs_exist_ok=True)
+    (record.checkpoint / "state.json").unlink()  # it is the other recipe's
+    for line in old.rounds:
+        record.append(line | dict.fromkeys(("loss", "received", "trained", "deployed")))
+    loop.restore(state)
+    record.rewind(loop.finished - 1)
+    with _precision(str(recipe.fleet["precision"])):
+        record.append(loop.tested_again(old.rounds[-1]))
+    loop.save(recipe.hash, plan.partition.hash)
+    return _execute(plan, loop)
+
+
+def _raised(stored: Recipe, wanted: Recipe) -> bool:
+    """Say whether the privacy budget was raised, and refuse to lower it."""
+    before, now = (recipe.guards.get("budget") or math.inf for recipe in (stored, wanted))
+    if now < before:
+        raise PromptFedError(f"guards.budget={now:g} is less than the run began with; it can go on with more.")
+    return now > before
+
+
 def _difference(stored: Recipe, wanted: Recipe) -> str:
     """Name one key in which two recipes differ."""
-    for key in ("seed", "clients", "per_round", "newcomers", "join_rounds", *config.TABLES):
+    for key in ("seed", "clients", "per_round", "sampling", "newcomers", "join_rounds", *config.TABLES):
         here, there = getattr(stored, key), getattr(wanted, key)
         if here == there:
             continue
@@ -193,6 +241,8 @@ def _prepare(recipe: Recipe, method: Method | None, saved: Path | None) -> Plan:
     dataset = open_dataset(str(given.pop("name")), **given)
     dataset = evaluated_on(dataset, recipe.evaluate["split"], recipe.seed)
     rule = dict(recipe.partition)
+    if rule.get("unseen"):
+        dataset = domain_last(dataset, str(rule["unseen"]))
     name = f"file:{saved}" if saved is not None and saved.exists() else str(rule.pop("name"))
     partition = make_partition(name, {} if name.startswith("file:") else rule, dataset, recipe.clients, recipe.seed)
     device = pick_device(recipe.device)
@@ -260,7 +310,9 @@ def make_loop(plan: Plan, record: Record) -> Loop:
     fleet_options = options.make(FleetOptions, recipe.fleet, "fleet")
     evaluate = options.make(EvaluateOptions, recipe.evaluate, "evaluate")
     pool = _pool(plan)
-    shards = Shards(pool, plan.partition.train, plan.partition.test, recipe.seed, method.draws(task))
+    shards = Shards(
+        pool, plan.partition.train, plan.partition.test, recipe.seed, method.draws(task), _unseen(recipe, dataset)
+    )
 
     def fresh(client: int) -> Tree:
         data = shards.data([client], 0, stacked=False)
@@ -271,9 +323,12 @@ def make_loop(plan: Plan, record: Record) -> Loop:
     fleet: Fleet = OneByOne(method, task, shards, store)
     if stacked:
         fleet = Stacked(method, task, shards, store, fleet_options.width or recipe.per_round or recipe.clients)
+    founders = recipe.clients - recipe.newcomers
+    guarded = guards.build(recipe.guards, method, recipe.seed, founders, recipe.per_round or founders)
+    groups = _groups(recipe, shards, guarded)
     settings = Settings(
         recipe.seed,
-        recipe.rounds,
+        _affordable(recipe, guarded, groups),
         recipe.per_round,
         recipe.newcomers,
         recipe.join_rounds,
@@ -282,8 +337,46 @@ def make_loop(plan: Plan, record: Record) -> Loop:
         evaluate.after,
         recipe.checkpoint_seconds,
         dataset.domain_names,
+        groups,
     )
-    return Loop(method, task, fleet, shards, store, record, settings)
+    return Loop(method, task, fleet, shards, store, record, settings, guarded)
+
+
+def _unseen(recipe: Recipe, dataset: Dataset) -> list[NDArray[np.int64]]:
+    """Return the test images of the domain that is left out, which is the last one; there may be none."""
+    if not recipe.partition.get("unseen"):
+        return []
+    last = len(dataset.domain_names) - 1
+    return [np.flatnonzero(dataset.dealt & dataset.test & (dataset.domains == last))]
+
+
+def _groups(recipe: Recipe, shards: Shards, guarded: Guards) -> tuple[int, ...]:
+    """Return the domain of every first client if one of each is drawn, else nothing."""
+    if recipe.sampling == "uniform":
+        return ()
+    groups = tuple(shards.facts(range(len(shards) - recipe.newcomers))["domain"].tolist())
+    if recipe.per_round != len(set(groups)):
+        raise PromptFedError(
+            f"sampling=one-per-domain draws a client of each domain: set per_round={len(set(groups))}, "
+            f"not {recipe.per_round}."
+        )
+    if guarded.accountant is not None and guarded.accountant.place == "central":
+        raise PromptFedError("Central noise is accounted for uniform draws only; set sampling=uniform.")
+    return groups
+
+
+def _affordable(recipe: Recipe, guarded: Guards, groups: tuple[int, ...]) -> int:
+    """Return how many of the recipe's rounds its privacy budget allows; who takes part is known beforehand."""
+    accountant, founders = guarded.accountant, recipe.clients - recipe.newcomers
+    if accountant is None or not accountant.budget:
+        return recipe.rounds
+    drawn = (choose(recipe.seed, t, founders, recipe.per_round, groups).tolist() for t in range(recipe.rounds))
+    allowed = accountant.affordable(drawn)
+    if not allowed:
+        raise PromptFedError(f"guards.budget={accountant.budget:g} allows no round; raise it, or guards.noise.")
+    if recipe.newcomers and recipe.join_rounds > (most := accountant.most(founders)):
+        raise PromptFedError(f"guards.budget={accountant.budget:g} allows newcomers {most} rounds; lower join_rounds.")
+    return allowed
 
 
 def _pool(plan: Plan) -> Pool:
@@ -293,7 +386,8 @@ def _pool(plan: Plan) -> Pool:
     backbone = plan.task.backbone
     if not backbone.fingerprint:
         name = plan.recipe.method["name"]
-        raise PromptFedError(f"Method {name} reads the features of a pretrained backbone; set backbone.name=vit.")
+        wanted = plan.method.backbone
+        raise PromptFedError(f"Method {name} reads the features of a pretrained backbone; set backbone.name={wanted}.")
     features = features_of(plan.dataset, backbone, plan.device)
     views = {"views": views_of(plan.dataset, backbone, plan.device, plan.method.views)} if plan.method.views else {}
     return Pool(plan.dataset, plan.device, features, views)
@@ -319,12 +413,28 @@ def _execute(plan: Plan, loop: Loop) -> Result:
             "recipe_hash": recipe.hash,
             "partition_hash": plan.partition.hash,
         }
+        if loop.guards.accountant is not None:
+            about |= _spent(loop, loop.guards.accountant, recipe.rounds)
         summary = summarise(record, about, loop.adapted(), loop.after(), recipe.newcomers)
     record.finish(summary)
     _show_clients(loop, record.folder / "figures.json", plan)
     _draw(loop, record.folder / "pictures", plan.dataset)
     write_report([record.folder])
     return Result(record.folder, record.rounds, summary)
+
+
+def _spent(loop: Loop, accountant: Accountant, asked: int) -> Line:
+    """Return what every client has spent, and say why the run ended if its budget did not reach for all rounds."""
+    epsilon = accountant.spent([line["clients"] for line in loop.record.rounds], loop.everyone.tolist())
+    spent: Line = {"privacy": {"epsilon": epsilon, "delta": accountant.delta}}
+    if loop.settings.rounds == asked:
+        return spent
+    sentence = (
+        f"Stopped after round {loop.settings.rounds} of {asked}: one more would take a client beyond "
+        f"guards.budget={accountant.budget:g}, from ε={max(epsilon):.3g} at δ={accountant.delta:g}."
+    )
+    sys.stderr.write(sentence + "\n")
+    return spent | {"stopped": sentence}
 
 
 def _go_back(loop: Loop, recipe: Recipe, partition: Partition) -> None:

@@ -8,7 +8,10 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
 
 from promptfed.cells import Cell, Figure
 from promptfed.errors import PromptFedError
@@ -16,7 +19,15 @@ from promptfed.files import write_json, write_text
 from promptfed.report.tables import Cell as Shown
 from promptfed.report.tables import Column, Table, human_bytes
 
+Values = NDArray[np.float64]
 DIVERGED = "diverged"
+FAR = 3.0  # points between ours and the paper's that are worth a line
+FEWEST = 3  # methods whose order says something
+LEGENDS = {
+    "mean": "mean accuracy of the clients in percent, ± std over seeds",
+    "deployed": "accuracy of the server's own model in percent, the mean over domains, ± std over seeds",
+    "trained": "mean accuracy of the clients' models before the last aggregation in percent, ± std over seeds",
+}
 
 
 class Traffic(TypedDict):
@@ -33,6 +44,7 @@ class Ours(TypedDict):
 
     mean: float | None
     std: float | None  # over seeds, the sample's
+    weighted: NotRequired[float | None]  # every test image counts once, not every client
     per_client: list[float | None]
     before: float | None
     after: float | None
@@ -79,6 +91,15 @@ class Entry(TypedDict):
     tuned: Tuned | None
 
 
+class Agreement(TypedDict):
+    """How far ours agree with the paper's in one column."""
+
+    column: str
+    methods: int
+    rank_correlation: dict[str, float | None]  # of the methods' order, by measure; None: too few methods, or all alike
+    far: list[str]  # rows that differ by more than three points
+
+
 class Heading(TypedDict):
     """One column: its clients have titles where the paper tells them apart."""
 
@@ -98,21 +119,38 @@ class Outcome(TypedDict):
     rows: list[Entry]
     deviations: list[str]
     notes: list[str]
+    measures: NotRequired[list[str]]
+    agreement: NotRequired[list[Agreement]]
 
 
 # -- from summaries to numbers --------------------------------------------------------------------------------------
 
 
-def pool(summaries: Mapping[int, Mapping[str, Any]], problems: Mapping[int, str], per_round: int) -> Ours:
+def headline(summary: Mapping[str, Any], measure: str) -> Mapping[str, Any]:
+    """Return `mean` and `per_client` of a run by that measure; of the server's own model, per domain."""
+    accuracy: Mapping[str, Any] = summary["accuracy"]
+    if measure == "mean":
+        return accuracy
+    found: Mapping[str, Any] = accuracy.get(measure) or {}
+    if measure == "trained":
+        return {"mean": found.get("mean"), "per_client": found.get("per_client", [])}
+    each = [value for name, value in found.items() if name != "all" or len(found) == 1]
+    return {"mean": mean(each) if each else None, "per_client": each}
+
+
+def pool(
+    summaries: Mapping[int, Mapping[str, Any]], problems: Mapping[int, str], per_round: int, measure: str = "mean"
+) -> Ours:
     """Return the runs of one setting as one value; `summaries` and `problems` are by seed."""
     found = [summaries[seed] for seed in sorted(summaries)]
     accuracies = [summary["accuracy"] for summary in found]
-    means = {str(seed): _percent(summaries[seed]["accuracy"]["mean"]) for seed in sorted(summaries)}
+    means = {str(seed): _percent(headline(summaries[seed], measure)["mean"]) for seed in sorted(summaries)}
     known = [value for value in means.values() if value is not None]
     return {
         "mean": _mean(list(means.values())),
         "std": round(stdev(known), 4) if len(known) > 1 else None,
-        "per_client": _per_client(found),
+        "weighted": _mean([_percent(accuracy.get("weighted")) for accuracy in accuracies]),
+        "per_client": _per_client(found, measure),
         "before": _mean([_percent((accuracy["before"] or {}).get("mean")) for accuracy in accuracies]),
         "after": _mean([_percent((accuracy["after"] or {}).get("mean")) for accuracy in accuracies]),
         "by_seed": means,
@@ -141,6 +179,45 @@ def difference(ours: Ours, paper: Paper | None) -> float | None:
     return None if paper is None or ours["mean"] is None else round(ours["mean"] - paper["mean"], 2)
 
 
+def agreement(rows: Sequence[Entry], measures: Sequence[str]) -> list[Agreement]:
+    """Compare the order of the methods, ours and the paper's, column by column; rows without either are left out."""
+    found: list[Agreement] = []
+    for column in dict.fromkeys(entry["column"] for entry in rows):
+        both = [(entry, entry["paper"]["mean"]) for entry in rows if entry["column"] == column and entry["paper"]]
+        both = [(entry, printed) for entry, printed in both if entry["ours"]["mean"] is not None]
+        if not both:
+            continue
+        printed = [value for _, value in both]
+        correlations = {
+            name: rank_correlation([_measured(entry, name) for entry, _ in both], printed) for name in measures
+        }
+        far = [entry["row"] for entry, _ in both if abs(entry["difference"] or 0.0) > FAR]
+        found.append({"column": column, "methods": len(both), "rank_correlation": correlations, "far": far})
+    return found
+
+
+def rank_correlation(ours: Sequence[float | None], theirs: Sequence[float]) -> float | None:
+    """Return Spearman's correlation: 1 for the same order, −1 for the opposite; equal values share a rank."""
+    pairs = [(one, other) for one, other in zip(ours, theirs, strict=True) if one is not None]
+    if len(pairs) < FEWEST:
+        return None
+    first, second = (_ranks(np.array(side)) for side in zip(*pairs, strict=True))
+    first, second = first - first.mean(), second - second.mean()
+    length = math.sqrt(float(first @ first) * float(second @ second))
+    return round(float(first @ second) / length, 4) if length else None
+
+
+def _ranks(values: Values) -> Values:
+    """Return each value's rank from 0, equal ones at their mean rank."""
+    below = (values[:, None] > values).sum(1)
+    ranks: Values = below + ((values[:, None] == values).sum(1) - 1) / 2
+    return ranks
+
+
+def _measured(entry: Entry, measure: str) -> float | None:
+    return entry["ours"].get("weighted") if measure == "weighted" else entry["ours"]["mean"]
+
+
 def _percent(fraction: float | None) -> float | None:
     return None if fraction is None or math.isnan(fraction) else round(100 * fraction, 4)
 
@@ -150,11 +227,11 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return round(mean(known), 4) if known else None
 
 
-def _per_client(found: Sequence[Mapping[str, Any]]) -> list[float | None]:
-    """Average every client over the seeds, unless a seed's partition makes client 0 somebody else."""
-    if len({summary["partition_hash"] for summary in found}) > 1:
+def _per_client(found: Sequence[Mapping[str, Any]], measure: str) -> list[float | None]:
+    """Average every client or domain over the seeds, unless a seed's partition makes client 0 somebody else."""
+    if measure != "deployed" and len({summary["partition_hash"] for summary in found}) > 1:
         return []
-    runs = [summary["accuracy"]["per_client"] for summary in found]
+    runs = [headline(summary, measure)["per_client"] for summary in found]
     return [_mean([_percent(value) for value in client]) for client in zip(*runs, strict=True)]
 
 
@@ -187,7 +264,7 @@ def read_table(folder: Path) -> Outcome:
         raise PromptFedError(f"There is no table in {folder}: {path.name}: {error.strerror}.") from error
     except ValueError as error:
         raise PromptFedError(f"{path} is no valid JSON: {error}.") from error
-    if not isinstance(content, dict) or not set(Outcome.__annotations__) <= set(content):
+    if not isinstance(content, dict) or not Outcome.__required_keys__ <= set(content):
         raise PromptFedError(f"{path} is no table.json of promptfed reproduce.")
     return content
 
@@ -210,8 +287,38 @@ def to_markdown(outcome: Outcome) -> str:
 
 def remarks(outcome: Outcome) -> dict[str, list[str]]:
     """Return the sentences under the tables by their heading; empty headings are left out."""
-    groups = {"Failures": failures(outcome), "Deviations": outcome["deviations"], "Notes": outcome["notes"]}
+    groups = {
+        "Failures": failures(outcome),
+        "Order of the methods": orders(outcome),
+        f"More than {FAR:g} points from the paper": differences(outcome),
+        "Deviations": outcome["deviations"],
+        "Notes": outcome["notes"],
+    }
     return {title: sentences for title, sentences in groups.items() if sentences}
+
+
+def orders(outcome: Outcome) -> list[str]:
+    """Return a sentence per column about the order of its methods, ours against the paper's."""
+    titles, found = {column["name"]: column["title"] for column in outcome["columns"]}, []
+    for one in outcome.get("agreement", []):
+        known = [(name, value) for name, value in one["rank_correlation"].items() if value is not None]
+        if known:
+            values = ", ".join(f"{value:.2f} by {name}" if len(known) > 1 else f"{value:.2f}" for name, value in known)
+            place = f" in {titles[one['column']]}" if len(titles) > 1 else ""
+            found.append(f"Rank correlation with the paper's order of {one['methods']} methods{place}: {values}.")
+    return found
+
+
+def differences(outcome: Outcome) -> list[str]:
+    """Return a line for every cell that is more than three points from the paper's."""
+    far = {(one["column"], row) for one in outcome.get("agreement", []) for row in one["far"]}
+    found = []
+    for entry in outcome["rows"]:
+        if entry["paper"] and (entry["column"], entry["row"]) in far:
+            place = entry["title"] if len(outcome["columns"]) == 1 else f"{entry['title']} ({entry['column']})"
+            ours, paper = _two(entry["ours"]["mean"]), _two(entry["paper"]["mean"])
+            found.append(f"{place}: {ours}, the paper's is {paper} ({_signed(entry['difference'])}).")
+    return found
 
 
 def failures(outcome: Outcome) -> list[str]:
@@ -237,11 +344,11 @@ def views(outcome: Outcome) -> list[tuple[str, Table]]:
     for heading in outcome["columns"]:
         entries = [entry for entry in outcome["rows"] if entry["column"] == heading["name"]]
         if entries:
-            found.append((heading["title"], _view(heading, entries)))
+            found.append((heading["title"], _view(heading, entries, outcome.get("measures", ["mean"]))))
     return found
 
 
-def _view(heading: Heading, entries: Sequence[Entry]) -> Table:
+def _view(heading: Heading, entries: Sequence[Entry], measures: Sequence[str]) -> Table:
     """Lay out one column of the paper's table: method, clients, ours, the paper's, difference, traffic."""
     parts: list[tuple[Column, list[Shown]]] = [
         (Column("method", "", ("method",), False), [_text(entry["title"]) for entry in entries])
@@ -249,10 +356,13 @@ def _view(heading: Heading, entries: Sequence[Entry]) -> Table:
     for number, title in enumerate(heading["clients"]):
         shown = [_client(entry, number) for entry in entries]
         parts.append((Column(title, "ours (paper's)" if number == 0 else "", (title,)), shown))
-    legend = "mean accuracy of the clients in percent, ± std over seeds"
-    parts.append((Column("ours", legend, ("ours",)), _best([entry["ours"] for entry in entries])))
+    ours = Column("ours", LEGENDS[measures[0]], ("ours",))
+    parts.append((ours, _best([entry["ours"] for entry in entries])))
     parts.append((_plain("paper"), [_text(_two(entry["paper"] and entry["paper"]["mean"])) for entry in entries]))
     parts.append((_plain("ours − paper"), [_text(_signed(entry["difference"])) for entry in entries]))
+    if "weighted" in measures:
+        shown = [_text(_two(entry["ours"].get("weighted"))) for entry in entries]
+        parts.append((Column("weighted", "every test image counts once, not every client", ("weighted",)), shown))
     if any(entry["tuned"] for entry in entries):
         parts += _tuned(entries)
     for key, legend in (("before", "as received, untrained"), ("after", "after one more local training")):

@@ -23,15 +23,15 @@ SIZES: dict[str, Any] = {
 
 def vit(**changes: Any) -> Model:
     """Return a ViT of width 16, 3 layers, 4 × 4 patches, with no two weights alike."""
-    return _mixed(ViTModel(ViTConfig(**SIZES | {"intermediate_size": 40} | changes)))
+    return mixed(ViTModel(ViTConfig(**SIZES | {"intermediate_size": 40} | changes)))
 
 
 def dinov2(**changes: Any) -> Model:
     """Return a DINOv2 of the same size."""
-    return _mixed(Dinov2Model(Dinov2Config(**SIZES | {"mlp_ratio": 2} | changes)))
+    return mixed(Dinov2Model(Dinov2Config(**SIZES | {"mlp_ratio": 2} | changes)))
 
 
-def _mixed(model: Model) -> Model:
+def mixed(model: Model) -> Model:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for value in model.parameters():

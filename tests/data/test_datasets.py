@@ -34,12 +34,14 @@ def cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_names() -> None:
     assert sorted(DATASETS) == [
+        "celeba",
         "cifar10",
         "cifar100",
         "dermoscopic-fl",
         "domainnet",
         "fashion-mnist",
         "fashion-shops",
+        "flowers102",
         "folder",
         "npz",
         "office-caltech10",

@@ -1,4 +1,4 @@
-"""Office-Caltech10: FedBN's lists and truncation, its layout, and the real files where they are at hand."""
+"""Office-Caltech10: FedBN's lists and truncation, FedAPT's split, the layout, and the real files where at hand."""
 
 import json
 import os
@@ -55,6 +55,31 @@ def test_without_truncation_the_last_fifth_of_each_list_validates(root: Path) ->
     assert len(data) == 12 + 15 + 10 + 11 + 4 * 3
     assert [len(levels(data, data.val, domain)) for domain in range(4)] == [2, 3, 2, 2]
     assert levels(data, data.val, 1) == [12, 13, 14]
+
+
+def test_fedapts_split_tests_on_a_fifth_of_every_class_and_camera(root: Path) -> None:
+    add("office-caltech10", root)
+    data = open_dataset("office-caltech10", size=2, split="fedapt")
+    assert data.val is None
+    sizes = [15, 18, 13, 14]  # FedBN's training and test images together
+    assert np.bincount(data.domains).tolist() == sizes
+    for domain, count in enumerate(sizes):
+        for label, name in enumerate(data.classes):
+            own = (data.domains == domain) & (data.labels == label)
+            images = {"bike": (count + 1) // 2, "mug": count // 2}.get(name, 0)
+            assert own.sum() == images
+            assert data.test[own].sum() == int(images / 5 + 0.5)
+    assert sorted(levels(data, np.ones(len(data), bool), 2)) == list(range(13))
+
+
+def test_fedapts_split_does_not_depend_on_fedbns_lists(root: Path) -> None:
+    add("office-caltech10", root)
+    tested = [levels(data, data.test, 1) for data in [open_dataset("office-caltech10", size=2, split="fedapt")]]
+    lists = json.loads((root / "fedbn_split.json").read_text())
+    turned = {name: {"train": one["test"][::-1], "test": one["train"]} for name, one in lists.items()}
+    (root / "fedbn_split.json").write_text(json.dumps(turned))
+    data = open_dataset("office-caltech10", size=2, split="fedapt", truncate=False)
+    assert [levels(data, data.test, 1)] == tested
 
 
 def test_limit_counts_training_images_of_each_class_and_domain(root: Path) -> None:
@@ -124,3 +149,11 @@ def test_the_real_lists_have_fedbns_sizes() -> None:
         partition = make_partition("domain", {}, evaluated_on(data, split, 0), 4, 0)
         assert [len(own) for own in partition.train] == [62] * 4
         assert [len(own) for own in partition.test] == sizes
+
+
+@pytest.mark.skipif("PROMPTFED_SHARED_DATA" not in os.environ, reason="PROMPTFED_SHARED_DATA names no folder")
+def test_the_real_images_have_fedapts_sizes() -> None:
+    add("office-caltech10", Path(os.environ["PROMPTFED_SHARED_DATA"]) / "office_caltech10.zip")
+    data = open_dataset("office-caltech10", size=8, split="fedapt")
+    train, test = (np.bincount(data.domains[mask]).tolist() for mask in (~data.test, data.test))
+    assert (train, test) == ([766, 898, 126, 237], [192, 225, 31, 58])

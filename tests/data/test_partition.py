@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from promptfed.data.dataset import Dataset
 from promptfed.data.deal import apportion, draw_classes, in_proportion, proportions, top_up
 from promptfed.data.partition import PARTITIONS, Partition, make_partition
+from promptfed.data.partitioners import domain_last
 from promptfed.errors import PromptFedError
 
 Case = tuple[str, dict[str, object], Dataset, int]
@@ -277,6 +278,21 @@ def test_domain_is_one_client_per_domain() -> None:
     partition = make_partition("domain", {}, dataset, 2, 0)
     assert [part.tolist() for part in partition.train] == [[1], [0, 2]]
     assert [part.tolist() for part in partition.test] == [[3], []]
+
+
+def test_nobody_holds_an_unseen_domain() -> None:
+    dataset = dataset_of([0, 0, 1, 1, 0], [False, False, False, True, True], [1, 0, 2, 0, 1])
+    partition = make_partition("domain", {"unseen": "domain 1"}, dataset, 2, 0)
+    assert [part.tolist() for part in partition.train] == [[1], [2]]
+    assert [part.tolist() for part in partition.test] == [[3], []]
+
+
+def test_a_domain_can_be_counted_last() -> None:
+    dataset = dataset_of([0, 0, 1, 1], False, [1, 0, 2, 0])
+    turned = domain_last(dataset, "domain 0")
+    assert turned.domain_names == ("domain 1", "domain 2", "domain 0")
+    assert turned.domains.tolist() == [0, 2, 1, 2]
+    assert domain_last(dataset, "domain 2").domains.tolist() == dataset.domains.tolist()
 
 
 @pytest.mark.parametrize("name", ["domain-dirichlet", "domain-pathological"])

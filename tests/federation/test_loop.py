@@ -98,7 +98,7 @@ class Adapted(FedAvg):
 
 @pytest.mark.parametrize("fleet", ["one-by-one", "stacked"])
 def test_the_deployed_models_are_scored_if_they_differ(fleet: str, tmp_path: Path) -> None:
-    assert make(FedAvg(), tmp_path / "plain", sizes=(9, 8), tests=(3, 4)).adapted() is None
+    assert make(Local(), tmp_path / "plain", sizes=(9, 8), tests=(3, 4)).adapted() is None
     loop = make(Adapted(epochs=1), tmp_path / "run", fleet, sizes=(9, 8), tests=(3, 6))
     go(loop)
     adapted = loop.adapted()
@@ -158,6 +158,7 @@ def line(number: int, mean: float | None, seconds: float = 1.0) -> dict[str, Any
     return {
         "round": number,
         "received": received,
+        "trained": None,
         "deployed": None,
         "traffic": traffic,
         "images": 10,

@@ -270,7 +270,15 @@ def test_newcomers_without_test_images_have_no_mean(tmp_path: Path) -> None:
     scores = {"mean": 0.5, "per_client": [0.5, None, None]}
     traffic = dict.fromkeys(("down_floats", "up_floats", "down_bytes", "up_bytes"), 0)
     record.rounds = [
-        {"round": 1, "received": scores, "deployed": None, "traffic": traffic, "images": 1, "seconds": 1.0}
+        {
+            "round": 1,
+            "received": scores,
+            "trained": scores,
+            "deployed": None,
+            "traffic": traffic,
+            "images": 1,
+            "seconds": 1.0,
+        }
     ]
     assert summarise(record, {}, None, None, 2)["accuracy"]["newcomers"] is None
     assert summarise(record, {}, None, None, 3)["accuracy"]["newcomers"] == 0.5

@@ -1,11 +1,15 @@
 """Networks with prompts and, if trained, weights as arguments; found by name."""
 
+from promptfed.backbones.clip import CLIP
 from promptfed.backbones.cnn import CNN, PaperCNN, PflCNN
+from promptfed.backbones.diffusion import Diffusion
 from promptfed.backbones.pretrained import ViT
 from promptfed.backbones.vit import TinyViT
 
-BACKBONES: dict[str, type[CNN] | type[PaperCNN] | type[PflCNN] | type[TinyViT] | type[ViT]] = {
-    backbone.name: backbone for backbone in (CNN, PaperCNN, PflCNN, TinyViT, ViT)
+Kind = type[CNN] | type[PaperCNN] | type[PflCNN] | type[TinyViT] | type[ViT] | type[CLIP] | type[Diffusion]
+
+BACKBONES: dict[str, Kind] = {
+    backbone.name: backbone for backbone in (CNN, PaperCNN, PflCNN, TinyViT, ViT, CLIP, Diffusion)
 }
 
 __all__ = ["BACKBONES"]

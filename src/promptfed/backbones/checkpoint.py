@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from promptfed.backbones import transformer
 from promptfed.backbones.transformer import Arch, Statistics
@@ -20,6 +21,7 @@ from promptfed.errors import PromptFedError, choice
 from promptfed.tree import Tree
 
 Found = TypeVar("Found")
+Rename = Callable[[str, Path], str]  # from a checkpoint's name, in that file, to ours; an empty text: it has no use
 EMBEDDED = Path(__file__).parent / "embedded"
 CONFIGS = ["config.json", "preprocessor_config.json"]
 IMAGENET: Statistics = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -86,35 +88,26 @@ BLOCK_PARTS = {
 @cache
 def read_arch(weights: str) -> Arch:
     """Return the form of the pretrained network called `weights`, without reading its numbers."""
-    place = _find(weights, CONFIGS)
-    return _arch_of_file(place) if place.is_file() else _arch_of_folder(place)
+    place = find(weights, CONFIGS, EMBEDDED)
+    return _arch_of_file(place) if place.is_file() else vit_arch(place, read_json(place / "config.json"))
 
 
 def read_weights(weights: str) -> Tree:
     """Return the numbers of the pretrained network called `weights`, by our names and in float32."""
     arch = read_arch(weights)
-    place = _find(weights, [*CONFIGS, "model*.safetensors", "model.safetensors.index.json"])
-    found = _fused(place, _read(place, lambda file, name: file.get_tensor(name)))
-    made: Tree = {}
-    for name, shape in transformer.shapes(arch).items():
-        if name not in found:
-            raise PromptFedError(f'{place} is no whole checkpoint: it has no weight for "{name}".')
-        made[name] = found[name].float().flatten(1) if name == "patch.weight" else found[name].float()
-        if name in ("cls", "position"):
-            made[name] = made[name].squeeze(0)
-        if made[name].shape != shape:
-            sizes = ["×".join(map(str, size)) for size in (made[name].shape, shape)]
-            raise PromptFedError(f'In {place} the weight for "{name}" is {sizes[0]}; its form asks for {sizes[1]}.')
-    return made
+    place = find(weights, [*CONFIGS, "model*.safetensors", "model.safetensors.index.json"], EMBEDDED)
+    found = read_tensors(place, vit_name)
+    biased = place.is_file() or read_json(place / "config.json").get("qkv_bias", True)
+    return fitted(place, fused(found, biased=bool(biased)), transformer.shapes(arch))
 
 
 # -- where it is --------------------------------------------------------------------------------------------------
 
 
-def _find(weights: str, patterns: list[str]) -> Path:
+def find(weights: str, patterns: list[str], embedded: Path) -> Path:
     """Return the folder or file called `weights`; one on the hub is fetched, if need be, as far as `patterns` say."""
     if weights == "embedded":
-        return EMBEDDED
+        return embedded
     path = Path(weights).expanduser()
     if path.exists():
         return path
@@ -142,11 +135,15 @@ def _tensor_files(place: Path) -> list[Path]:
         return [place]
     index = place / "model.safetensors.index.json"
     if index.is_file():
-        return [place / name for name in sorted(set(_json(index).get("weight_map", {}).values()))]
+        return [place / name for name in sorted(set(read_json(index).get("weight_map", {}).values()))]
+    pickled = place / "pytorch_model.bin"  # what the hub kept before safetensors
+    if pickled.is_file() and not (place / "model.safetensors").is_file():
+        return [pickled]
     return [place / "model.safetensors"]
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -161,45 +158,61 @@ def _json(path: Path) -> dict[str, Any]:
 # -- its form -----------------------------------------------------------------------------------------------------
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    given = _json(folder / "config.json")
+def vit_arch(folder: Path, given: dict[str, Any]) -> Arch:
+    """Return the form of the ViT or DINOv2 that a configuration describes; `folder` may give its pixels' statistics."""
     kind = str(given.get("model_type"))
     if kind not in DEFAULTS:
         raise choice("model_type", kind, DEFAULTS, str(folder / "config.json"))
-    return SHARED | DEFAULTS[kind] | given
-
-
-def _arch_of_folder(folder: Path) -> Arch:
-    config = _config(folder)
-    for key, only in (("hidden_act", "gelu"), ("num_channels", 3)):
-        if config[key] != only:
-            raise PromptFedError(f"{folder} has {key}={config[key]}; only {key}={only} is supported.")
-    patch, other = _pair(folder, config, "patch_size")
-    if patch != other:
-        raise PromptFedError(f"{folder} has patches of {patch}×{other} pixels; only square ones are supported.")
-    width, depth, heads = (
-        _count(folder, key, config[key]) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")
-    )
-    if width % heads:
-        raise PromptFedError(f"{folder} has num_attention_heads={heads}, which does not divide hidden_size={width}.")
+    config = SHARED | DEFAULTS[kind] | given
+    patch, grid = patches(folder, config)
+    require(folder, config, {"hidden_act": ("gelu",)})
+    width, depth, heads = sizes(folder, config)
     dinov2, swiglu = config["model_type"] == "dinov2", bool(config["use_swiglu_ffn"])
-    mlp = _count(folder, "mlp_ratio", config["mlp_ratio"]) * width if dinov2 else config["intermediate_size"]
-    height, side = _pair(folder, config, "image_size")
+    mlp = count(folder, "mlp_ratio", config["mlp_ratio"]) * width if dinov2 else config["intermediate_size"]
     return Arch(
         width=width,
         depth=depth,
         heads=heads,
         patch=patch,
-        mlp=(int(mlp * 2 / 3) + 7) // 8 * 8 if swiglu else _count(folder, "intermediate_size", mlp),
-        grid=(height // patch, side // patch),
+        mlp=(int(mlp * 2 / 3) + 7) // 8 * 8 if swiglu else count(folder, "intermediate_size", mlp),
+        grid=grid,
         eps=float(config["layer_norm_eps"]),
         layer_scale=dinov2,
         swiglu=swiglu,
-        statistics=_statistics(folder, IMAGENET if dinov2 else HALVES),
+        statistics=statistics(folder, IMAGENET if dinov2 else HALVES),
     )
 
 
-def _count(folder: Path, key: str, value: object) -> int:
+def require(folder: Path, config: dict[str, Any], allowed: dict[str, tuple[object, ...]]) -> None:
+    """Refuse a configuration with a value that is not among those `allowed` for its key."""
+    for key, values in allowed.items():
+        if config[key] not in values:
+            known = " or ".join(f"{key}={value}" for value in values)
+            raise PromptFedError(f"{folder} has {key}={config[key]}; only {known} is supported.")
+
+
+def sizes(folder: Path, config: dict[str, Any]) -> tuple[int, int, int]:
+    """Return a transformer's width, depth and heads."""
+    width, depth, heads = (
+        count(folder, key, config[key]) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")
+    )
+    if width % heads:
+        raise PromptFedError(f"{folder} has num_attention_heads={heads}, which does not divide hidden_size={width}.")
+    return width, depth, heads
+
+
+def patches(folder: Path, config: dict[str, Any]) -> tuple[int, tuple[int, int]]:
+    """Return the side of a patch, and the rows and columns of patches."""
+    require(folder, config, {"num_channels": (3,)})
+    patch, other = _pair(folder, config, "patch_size")
+    if patch != other:
+        raise PromptFedError(f"{folder} has patches of {patch}×{other} pixels; only square ones are supported.")
+    height, width = _pair(folder, config, "image_size")
+    return patch, (height // patch, width // patch)
+
+
+def count(folder: Path, key: str, value: object) -> int:
+    """Return a whole number of at least 1, or say that a configuration has none."""
     if not isinstance(value, int) or value < 1:
         raise PromptFedError(f"{folder / 'config.json'} has {key}={value}; it must be a whole number of at least 1.")
     return value
@@ -208,12 +221,13 @@ def _count(folder: Path, key: str, value: object) -> int:
 def _pair(folder: Path, config: dict[str, Any], key: str) -> tuple[int, int]:
     """Return the height and width a configuration gives as one number or two."""
     given = config[key] if isinstance(config[key], list) else [config[key]]
-    return _count(folder, key, given[0]), _count(folder, key, given[-1])
+    return count(folder, key, given[0]), count(folder, key, given[-1])
 
 
-def _statistics(folder: Path, usual: Statistics) -> Statistics:
+def statistics(folder: Path, usual: Statistics) -> Statistics:
+    """Return the mean and deviation of pixels that a folder gives, or the usual ones."""
     path = folder / "preprocessor_config.json"
-    given = _json(path) if path.is_file() else {}
+    given = read_json(path) if path.is_file() else {}
     mean, std = (tuple(given.get(key) or other) for key, other in zip(("image_mean", "image_std"), usual, strict=True))
     if len(mean) != 3 or len(std) != 3:
         raise PromptFedError(f"{path} must give image_mean and image_std for three channels.")
@@ -222,20 +236,20 @@ def _statistics(folder: Path, usual: Statistics) -> Statistics:
 
 def _arch_of_file(path: Path) -> Arch:
     """Read the form of an original DINOv2 off the shapes of its weights; its heads are always 64 wide."""
-    sizes: dict[str, list[int]] = _read(path, lambda file, name: file.get_slice(name).get_shape())
-    if not {"cls", "position", "patch.weight", "block0.qkv.weight", "block0.mlp2.weight"} <= sizes.keys():
+    shapes: dict[str, list[int]] = _read(path, lambda file, name: file.get_slice(name).get_shape(), vit_name)
+    if not {"cls", "position", "patch.weight", "block0.qkv.weight", "block0.mlp2.weight"} <= shapes.keys():
         raise PromptFedError(f"{path} has no DINOv2 names; for another ViT give the folder with its config.json.")
-    width, mlp = sizes["block0.mlp2.weight"]
-    side = math.isqrt(sizes["position"][-2] - 1)
+    width, mlp = shapes["block0.mlp2.weight"]
+    side = math.isqrt(shapes["position"][-2] - 1)
     return Arch(
         width=width,
-        depth=len({name.split(".")[0] for name in sizes if name.startswith("block")}),
+        depth=len({name.split(".")[0] for name in shapes if name.startswith("block")}),
         heads=width // 64,
-        patch=sizes["patch.weight"][-1],
+        patch=shapes["patch.weight"][-1],
         mlp=mlp,
         grid=(side, side),
-        layer_scale="block0.scale1" in sizes,
-        swiglu=sizes.get("block0.mlp1.weight", [mlp])[0] == 2 * mlp,
+        layer_scale="block0.scale1" in shapes,
+        swiglu=shapes.get("block0.mlp1.weight", [mlp])[0] == 2 * mlp,
         statistics=IMAGENET,
     )
 
@@ -243,21 +257,65 @@ def _arch_of_file(path: Path) -> Arch:
 # -- its numbers --------------------------------------------------------------------------------------------------
 
 
-def _read(place: Path, get: Callable[[Any, str], Found]) -> dict[str, Found]:
+def read_tensors(place: Path, rename: Rename) -> Tree:
+    """Return the tensors of a folder or file under our names."""
+    return _read(place, lambda file, name: file.get_tensor(name), rename)
+
+
+class _Pickled:
+    """A pytorch_model.bin behind the interface of an open safetensors file."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self.tensors: Tree = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # a torn pickle may end in any of them
+            raise OSError(str(error) or type(error).__name__) from error
+
+    def __enter__(self) -> "_Pickled":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.tensors = {}
+
+    def keys(self) -> list[str]:
+        return list(self.tensors)
+
+    def get_tensor(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+
+def _read(place: Path, get: Callable[[Any, str], Found], rename: Rename) -> dict[str, Found]:
     """Return what `get` finds in the tensor files under every name that has a place in our forward."""
     found: dict[str, Found] = {}
     for path in _tensor_files(place):
         if not path.is_file():
             raise PromptFedError(f"{place} has no {path.name}.")
         try:
-            with safe_open(path, "pt") as file:
-                found |= {name: get(file, theirs) for theirs in file.keys() if (name := _our_name(theirs, path))}  # noqa: SIM118
+            with _Pickled(path) if path.suffix == ".bin" else safe_open(path, "pt") as file:
+                found |= {name: get(file, theirs) for theirs in file.keys() if (name := rename(theirs, path))}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
-            raise PromptFedError(f"{path} is no whole safetensors file: {error}.") from error
+            kind = "PyTorch" if path.suffix == ".bin" else "safetensors"
+            reason = str(error).strip().splitlines()[0].rstrip(".")
+            raise PromptFedError(f"{path} is no whole {kind} file: {reason}.") from error
     return found
 
 
-def _our_name(theirs: str, path: Path) -> str:
+def fitted(place: Path, found: Tree, shapes: dict[str, tuple[int, ...]]) -> Tree:
+    """Return the tensors that `shapes` asks for, in float32; a missing one, or one of another shape, is refused."""
+    made: Tree = {}
+    for name, shape in shapes.items():
+        if name not in found:
+            raise PromptFedError(f'{place} is no whole checkpoint: it has no weight for "{name}".')
+        made[name] = found[name].float().flatten(1) if name == "patch.weight" else found[name].float()
+        if name in ("cls", "position") and made[name].dim() == 3:
+            made[name] = made[name].squeeze(0)
+        if made[name].shape != shape:
+            sizes = ["×".join(map(str, size)) for size in (made[name].shape, shape)]
+            raise PromptFedError(f'In {place} the weight for "{name}" is {sizes[0]}; its form asks for {sizes[1]}.')
+    return made
+
+
+def vit_name(theirs: str, path: Path) -> str:
     """Return our name for a tensor, or an empty text for one without use here: a pooler, a mask token, a head."""
     plain = re.sub(r"^(vit|dinov2)\.", "", theirs)
     if plain.endswith("register_tokens"):
@@ -272,8 +330,8 @@ def _our_name(theirs: str, path: Path) -> str:
     return "" if part is None else f"block{match[1]}.{part}{dot}{kind}"
 
 
-def _fused(place: Path, found: Tree) -> Tree:
-    """Join separate query, key and value maps; without biases they get zeros."""
+def fused(found: Tree, *, biased: bool = True) -> Tree:
+    """Join separate query, key and value maps; those that are not `biased` get zeros."""
     joined = {name: value for name, value in found.items() if not re.search(r"\.[qkv]\.", name)}
     for name in found:
         if not name.endswith(".q.weight"):
@@ -283,6 +341,6 @@ def _fused(place: Path, found: Tree) -> Tree:
             parts = [found[at] for one in "qkv" if (at := f"{block}.{one}.{kind}") in found]
             if len({part.shape for part in parts}) == 1 and len(parts) == 3:
                 joined[f"{block}.qkv.{kind}"] = torch.cat(parts)
-        if not (place.is_file() or _config(place)["qkv_bias"]):
-            joined[f"{block}.qkv.bias"] = joined[f"{block}.qkv.weight"].new_zeros(3 * len(found[name]))
+        if not biased:
+            joined[f"{block}.qkv.bias"] = found[name].new_zeros(3 * len(found[name]))
     return joined

@@ -52,12 +52,12 @@ class ViT:
             raise PromptFedError(f"heads={heads} does not divide width={width}.")
         made = cls(shape, classes, "random", size, precision)
         arch = Arch(width, depth, heads, patch, width * mlp_ratio, (0, 0), layer_scale=layer_scale, swiglu=swiglu)
-        arch = replace(arch, grid=made._grid(arch))
+        arch = replace(arch, grid=made.grid_of(arch))
         generator = torch.Generator().manual_seed(seed)
         weights = transformer.fresh(arch, generator)
         for name in ("cls", "position"):  # zeros would make all patches of one colour alike
             weights[name] = 0.02 * torch.randn(weights[name].shape, generator=generator)
-        return made._loaded(arch, weights, torch.device("cpu"))
+        return made.loaded(arch, weights, torch.device("cpu"))
 
     @property
     def arch(self) -> Arch:
@@ -82,15 +82,15 @@ class ViT:
     def to(self, device: torch.device) -> "LoadedViT":
         """Read the weights, fit their positions to the images, and return the network on `device`."""
         arch = self.arch
-        grid = self._grid(arch)
+        grid = self.grid_of(arch)
         weights = checkpoint.read_weights(self.weights)
         weights["position"] = fit_positions(weights["position"], arch.grid, grid)
-        return self._loaded(replace(arch, grid=grid), weights, device)
+        return self.loaded(replace(arch, grid=grid), weights, device)
 
     def _sides(self) -> tuple[int, int]:
         return (self.size, self.size) if self.size else self.shape[1:]
 
-    def _grid(self, arch: Arch) -> tuple[int, int]:
+    def grid_of(self, arch: Arch) -> tuple[int, int]:
         """Return the rows and columns of patches."""
         sides = self._sides()
         if sides[0] % arch.patch or sides[1] % arch.patch:
@@ -101,7 +101,8 @@ class ViT:
             )
         return sides[0] // arch.patch, sides[1] // arch.patch
 
-    def _loaded(self, arch: Arch, weights: Tree, device: torch.device) -> "LoadedViT":
+    def loaded(self, arch: Arch, weights: Tree, device: torch.device) -> "LoadedViT":
+        """Return the network of this form with `weights` on `device`."""
         low = self.precision == "bf16" or (self.precision == "auto" and device.type == "cuda")
         frozen = {name: value.to(device, torch.bfloat16 if low else torch.float32) for name, value in weights.items()}
         return LoadedViT(
@@ -136,7 +137,7 @@ class LoadedViT(ViT):
 
     def to(self, device: torch.device) -> "LoadedViT":
         """Return it on another device."""
-        return self._loaded(self.form, self.pretrained, device)
+        return self.loaded(self.form, self.pretrained, device)
 
     def init(self, rng: Rng) -> Tree:
         """Return the pretrained weights and a fresh classifier: what fine-tuning starts from."""

@@ -32,6 +32,10 @@ class Arch:
     eps: float = 1e-6
     layer_scale: bool = False
     swiglu: bool = False  # the MLP's hidden layer is gated, as in the giant DINOv2
+    quick_gelu: bool = False  # CLIP's cheap form of GELU
+    pre_norm: bool = False  # the tokens are normed before the first block, as in CLIP
+    patch_bias: bool = True
+    projection: int = 0  # the class token is mapped, without bias, to so many features; 0: it is not mapped
     statistics: Statistics | None = None  # of the pixels it was pretrained on
 
 
@@ -48,6 +52,10 @@ def shapes(arch: Arch) -> dict[str, tuple[int, ...]]:
         found[f"{name}.weight"] = found[f"{name}.bias"] = (width,)
 
     matrix("patch", width, 3 * arch.patch**2)
+    if not arch.patch_bias:
+        del found["patch.bias"]
+    if arch.pre_norm:
+        norm("prenorm")
     for number in range(arch.depth):
         block = f"block{number}"
         norm(f"{block}.norm1")
@@ -59,6 +67,8 @@ def shapes(arch: Arch) -> dict[str, tuple[int, ...]]:
         if arch.layer_scale:
             found[f"{block}.scale1"] = found[f"{block}.scale2"] = (width,)
     norm("norm")
+    if arch.projection:
+        found["projection.weight"] = arch.projection, width
     return found
 
 
@@ -69,14 +79,15 @@ def fresh(arch: Arch, generator: torch.Generator) -> Tree:
         if name in weights:
             continue
         if name.endswith(".weight") and len(shape) == 2:
-            weights |= affine(name.removesuffix(".weight"), shape, generator)
+            made = affine(name.removesuffix(".weight"), shape, generator)
+            weights |= {part: value for part, value in made.items() if part in shapes(arch)}
         else:
             weights[name] = torch.zeros(shape) if name.endswith(("cls", "position", ".bias")) else torch.ones(shape)
     return weights
 
 
 def features(arch: Arch, weights: Tree, x: Tensor, tokens: Tokens | None = None, *, thrifty: bool = True) -> Tensor:
-    """Return the class token after the last block and norm [..., B, width] for images x [..., B, 3, H, W].
+    """Return the class token after the last block, norm and projection (if any) of images x [..., B, 3, H, W].
 
     Prompt `tokens` are [..., K, width] per client or [..., B, K, width] per sample. Of a sequence of them, the first
     enters before the first block and each later one takes the place of the one before it; blocks after the last go on
@@ -87,12 +98,15 @@ def features(arch: Arch, weights: Tree, x: Tensor, tokens: Tokens | None = None,
     if len(layered) > max(arch.depth, 1):
         raise PromptFedError(f"There are prompts for {len(layered)} layers, but the backbone has {arch.depth}.")
     z = embed(arch, weights, x, layered[0] if layered else None)
+    if arch.pre_norm:
+        z = ops.layer_norm(z, weights["prenorm.weight"], weights["prenorm.bias"], arch.eps)
     fused = thrifty and z.is_cuda and z.dtype == torch.bfloat16  # for float32 see ops.attention
     for number in range(arch.depth):
         if 0 < number < len(layered):
             z = _replace(z, layered[number], layered[number - 1].shape[-2])
         z = _block(arch, weights, f"block{number}", z, alone=thrifty and number == arch.depth - 1, fused=fused)
-    return ops.layer_norm(z[..., 0, :], weights["norm.weight"], weights["norm.bias"], arch.eps)
+    z = ops.layer_norm(z[..., 0, :], weights["norm.weight"], weights["norm.bias"], arch.eps)
+    return _map(z, weights["projection.weight"]) if arch.projection else z
 
 
 def embed(arch: Arch, weights: Tree, x: Tensor, tokens: Tensor | None) -> Tensor:
@@ -100,7 +114,7 @@ def embed(arch: Arch, weights: Tree, x: Tensor, tokens: Tensor | None) -> Tensor
     p = arch.patch
     rows = x.unflatten(-2, (-1, p)).unflatten(-1, (-1, p))  # [..., B, 3, h, p, w, p]
     patches = rows.movedim((-4, -2), (-5, -4)).flatten(-3).flatten(-3, -2)  # [..., B, h*w, 3*p*p]
-    z = ops.linear(patches, weights["patch.weight"], weights["patch.bias"])
+    z = _map(patches, weights["patch.weight"], weights["patch.bias"] if arch.patch_bias else None)
     position = ops.spread(weights["position"], 2, z)
     first = ops.spread(weights["cls"], 2, z) + position[..., :1, :]
     sequence = [first.expand(*z.shape[:-2], 1, -1)]
@@ -136,7 +150,7 @@ def _block(arch: Arch, weights: Tree, block: str, z: Tensor, *, alone: bool, fus
         gate, hidden = hidden.chunk(2, -1)
         hidden = F.silu(gate) * hidden
     else:
-        hidden = F.gelu(hidden)
+        hidden = quick_gelu(hidden) if arch.quick_gelu else F.gelu(hidden)
     return _add(z, ops.linear(hidden, w("mlp2.weight"), w("mlp2.bias")), w("scale2") if arch.layer_scale else None)
 
 
@@ -162,3 +176,12 @@ def _attend(arch: Arch, weight: Tensor, bias: Tensor, z: Tensor, *, alone: bool,
 
 def _add(z: Tensor, branch: Tensor, scale: Tensor | None) -> Tensor:
     return z + branch if scale is None else torch.addcmul(z, branch, ops.spread(scale, 1, z))
+
+
+def _map(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return ops.linear(x, weight, weight.new_zeros(weight.shape[:-1]) if bias is None else bias)
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """Return x · sigmoid(1.702 x), which CLIP uses for GELU."""
+    return x * torch.sigmoid(1.702 * x)

@@ -182,9 +182,10 @@ class Shards:
         test: Sequence[Indices],
         seed: int,
         draws: Mapping[str, Draw],
+        unseen: Sequence[Indices] = (),
     ) -> None:
         self.pool, self.seed, self.draws = pool, seed, draws
-        self.rows = {"train": train, "test": test}
+        self.rows = {"train": train, "test": test, "unseen": unseen}  # unseen: test images that no client holds
         self.capacity = max(len(rows) for rows in train)
         counts = [np.bincount(pool.labels[rows], minlength=pool.classes) for rows in train]
         self._facts = {

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from promptfed import options
-from promptfed.data import dermoscopic, domainnet, office
+from promptfed.data import celeba, dermoscopic, domainnet, flowers, office
 from promptfed.data.archives import read_cifar10, read_cifar100, read_fashion_mnist, read_tiny_imagenet
+from promptfed.data.celeba import CelebA
 from promptfed.data.dataset import Dataset
 from promptfed.data.dermoscopic import DermoscopicFL
 from promptfed.data.domainnet import DomainNet
 from promptfed.data.download import REMOTES, digest, fetch, home
+from promptfed.data.flowers import Flowers102
 from promptfed.data.folder import read_folder
 from promptfed.data.npz import read_npz
 from promptfed.data.office import OfficeCaltech10
@@ -30,8 +32,10 @@ INSTALLED = {"fashion-mnist": Path("/usr/share/datasets/fashion-mnist")}
 
 # Sets that nobody may hand on: what the user's copy must look like, and whether it comes in parts.
 BY_HAND: dict[str, tuple[Callable[[Path], object], bool]] = {
+    CelebA.name: (celeba.read_identities, False),
     DermoscopicFL.name: (dermoscopic.check, True),
     DomainNet.name: (domainnet.check, False),
+    Flowers102.name: (flowers.find_photos, False),
     OfficeCaltech10.name: (office.read_lists, False),
 }
 
@@ -142,12 +146,14 @@ class Folder:
 
 
 _ALL: tuple[type[Named], ...] = (
+    CelebA,
     Cifar10,
     Cifar100,
     DermoscopicFL,
     DomainNet,
     FashionMnist,
     FashionShops,
+    Flowers102,
     Folder,
     Npz,
     OfficeCaltech10,

@@ -1,14 +1,18 @@
-"""Office-Caltech10 (Gong et al. 2012): ten kinds of things as four cameras see them, with FedBN's lists."""
+"""Office-Caltech10 (Gong et al. 2012): ten kinds of things as four cameras see them, with FedBN's lists or FedAPT's."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
+
+import numpy as np
 
 from promptfed.data.dataset import Dataset
 from promptfed.data.fedbn import Lists, class_name, listed
-from promptfed.data.photos import Album, first, read_album
+from promptfed.data.photos import Album, Photo, first, read_album
 from promptfed.data.places import places
+from promptfed.data.split import stratified
 from promptfed.errors import PromptFedError
 from promptfed.options import Count, Whole
 
@@ -27,25 +31,43 @@ CLASSES = (
 )
 LISTS = "fedbn_split.json"
 SHARES = (0.5, 0.4)  # FedBN's of the shortest training list, for training and validation: 62 and 50 of 125
+FEDAPT = (0.2, 1)  # the share of test images in FedAPT's split, and its seed
 
 
 @dataclass(frozen=True)
 class OfficeCaltech10:
-    """Office-Caltech10: 10 kinds of office things from four cameras (amazon, caltech, dslr, webcam), FedBN's split."""
+    """Office-Caltech10: 10 kinds of office things from four cameras (amazon, caltech, dslr, webcam)."""
 
     name: ClassVar[str] = "office-caltech10"
     size: Count = 224
-    truncate: bool = True  # as FedBN: equally few training images per camera
+    split: Literal["fedbn", "fedapt"] = "fedbn"  # fedapt: a random fifth of each class and camera is for testing
+    truncate: bool = True  # as FedBN: equally few training images per camera; of FedBN's split only
     limit: Whole = 0  # training images per class and camera; 0: all
     skip_corrupt: bool = False
 
     def load(self) -> Dataset:
         """Decode the listed photographs."""
         (root,) = places(self.name)
-        photos = listed(lists_folder(root), read_lists(root), SHARES if self.truncate else None)
+        folder, lists = lists_folder(root), read_lists(root)
+        if self.split == "fedapt":
+            photos = divided(folder, lists)
+        else:
+            photos = listed(folder, lists, SHARES if self.truncate else None)
         album = Album(self.name, root, first(photos, self.limit), CLASSES, DOMAINS)
-        cache = f"data/{self.name}/parsed/{'truncated' if self.truncate else 'whole'}-{self.limit}"
-        return read_album(album, self.size, self.skip_corrupt, cache)
+        kind = "fedapt" if self.split == "fedapt" else "truncated" if self.truncate else "whole"
+        return read_album(album, self.size, self.skip_corrupt, f"data/{self.name}/parsed/{kind}-{self.limit}")
+
+
+def divided(folder: Path, lists: Mapping[str, Lists]) -> list[Photo]:
+    """Return all listed photographs as FedAPT divides them: a fifth of each class in each domain is for testing."""
+    # sorted: the draw must not depend on the order of FedBN's lists
+    found = [(domain, name) for domain, one in lists.items() for name in sorted((*one.train, *one.test))]
+    labels = np.array([CLASSES.index(class_name(name)) for _, name in found])
+    domains = np.array([DOMAINS.index(domain) for domain, _ in found])
+    tested = stratified(labels, domains, *FEDAPT).tolist()
+    return [
+        Photo(folder / name, test, domain, class_name(name)) for (domain, name), test in zip(found, tested, strict=True)
+    ]
 
 
 def lists_folder(root: Path) -> Path:

@@ -7,7 +7,7 @@ test images of a class that nobody trains on stay unused.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from promptfed.data.dataset import Dataset, Indices
 from promptfed.data.deal import NOBODY, Flags, deal, dirichlet_plan, draw_classes, holders_plan, top_up
 from promptfed.data.shares import Partition, from_owners
-from promptfed.errors import PromptFedError
+from promptfed.errors import PromptFedError, choice
 
 Rng = np.random.Generator
 Owners = Callable[[Indices, Flags, str], Indices]
@@ -130,18 +130,28 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Domain:
-    """One client per domain, in the order of the domains, with all the domain's images."""
+    """One client per domain, in the order of the domains, with all the domain's images.
+
+    Nobody holds the images of the domain called `unseen`.
+    """
 
     name: ClassVar[str] = "domain"
+    unseen: str = ""
 
     def split(self, dataset: Dataset, clients: int, rng: Rng) -> Partition:
         """Make the domain of each image its owner."""
-        if clients != len(dataset.domain_names):
+        owner, domains = dataset.domains, len(dataset.domain_names)
+        if self.unseen:
+            left_out = domain_number(dataset, self.unseen)
+            owner = np.where(owner == left_out, NOBODY, owner - (owner > left_out))
+            domains -= 1
+        if clients != domains:
+            less = f' less "{self.unseen}"' if self.unseen else ""
             raise PromptFedError(
                 f'The domain partition has one client per domain: data set "{dataset.name}" has '
-                f"{len(dataset.domain_names)} domains, so use {len(dataset.domain_names)} clients, not {clients}."
+                f"{domains} domains{less}, so use {domains} clients, not {clients}."
             )
-        return from_owners(self.name, dataset.domains, dataset.test, clients)
+        return from_owners(self.name, owner, dataset.test, clients)
 
 
 @dataclass(frozen=True)
@@ -181,6 +191,21 @@ class DomainPathological:
             each,
             lambda labels, test, where: pathological_owners(labels, test, each, per_client, rng, where),
         )
+
+
+def domain_number(dataset: Dataset, name: str) -> int:
+    """Return the number of the domain of that name."""
+    if name not in dataset.domain_names:
+        raise choice("domain", name, dataset.domain_names, f'data set "{dataset.name}"')
+    return dataset.domain_names.index(name)
+
+
+def domain_last(dataset: Dataset, name: str) -> Dataset:
+    """Return the same images with the domain of that name counted last, so that the others' numbers have no gap."""
+    number, last = domain_number(dataset, name), len(dataset.domain_names) - 1
+    others = tuple(one for one in dataset.domain_names if one != name)
+    domains = np.where(dataset.domains == number, last, dataset.domains - (dataset.domains > number))
+    return replace(dataset, domains=domains, domain_names=(*others, name))
 
 
 def dirichlet_owners(labels: Indices, test: Flags, clients: int, alpha: float, least: int, rng: Rng) -> Indices:

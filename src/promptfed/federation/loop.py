@@ -19,6 +19,7 @@ from promptfed.federation.evaluate import Score, score
 from promptfed.federation.fleet import Fitted, Fleet, score_deployed
 from promptfed.federation.sampling import choose
 from promptfed.federation.store import Store, read_tree, verify, write_tree
+from promptfed.guards import Guards
 from promptfed.method import Method, Rng, Task
 from promptfed.record import Line, Record
 from promptfed.tree import Tree
@@ -38,6 +39,7 @@ class Settings:
     after: bool  # in the last round, also train every client once more and test it
     checkpoint_seconds: float
     domain_names: tuple[str, ...]
+    groups: tuple[int, ...] = ()  # of the first clients, if one of each is drawn in a round
 
     @property
     def total(self) -> int:
@@ -63,10 +65,18 @@ class Loop:
     """One run: its method, its clients, its state, its record."""
 
     def __init__(
-        self, method: Method, task: Task, fleet: Fleet, shards: Shards, store: Store, record: Record, settings: Settings
+        self,
+        method: Method,
+        task: Task,
+        fleet: Fleet,
+        shards: Shards,
+        store: Store,
+        record: Record,
+        settings: Settings,
+        guards: Guards | None = None,
     ) -> None:
         self.method, self.task, self.fleet, self.shards, self.store = method, task, fleet, shards, store
-        self.record, self.settings = record, settings
+        self.record, self.settings, self.guards = record, settings, guards or Guards()
         self.device = shards.pool.x.device
         self.everyone = torch.arange(len(shards))
         self.founders = self.everyone[: len(shards) - settings.newcomers]
@@ -131,18 +141,22 @@ class Loop:
         personal = last or (evaluated and self.settings.personal)
         down = self.method.download(self.task, server, clients)
         fitted = self.fleet.fit(t, clients, down, test=personal)
-        server = conclude(self.task, server, clients, fitted.up, fitted.weights)
+        heard, up, weights = self.guards(t, clients, down, fitted.up, fitted.weights)
+        server = conclude(self.task, server, heard, up, weights)
         scores: Line = dict.fromkeys(("loss", "received", "trained", "deployed"))
         if personal:
             scores |= self._personal_scores(server, t, clients, fitted)
         if last or (evaluated and not personal):
             scores["deployed"] = self._deployed_score(server)
         self._watch(server, t, scores["loss"])
+        privacy = self.guards.privacy((line["clients"] for line in self.record.rounds[:t]), clients.tolist())
         return server, {
             "round": t + 1,
             "clients": clients.tolist(),
             **scores,
-            "measures": {name: float(value.mean()) for name, value in fitted.measures.items()},
+            "measures": {name: float(value.mean()) for name, value in fitted.measures.items()}
+            | ({"epsilon": max(privacy["epsilon"])} if privacy else {}),
+            **({"privacy": privacy} if privacy else {}),
             "traffic": self._traffic(down, fitted.up, clients),
             "images": self.shards.pool.seen - seen,
             "seconds": round(time.monotonic() - began, 4),
@@ -152,7 +166,7 @@ class Loop:
         """Return who takes part in round `t`, the server's tree they meet, and what makes the next one of it."""
         settings = self.settings
         if t < settings.rounds:
-            clients = choose(settings.seed, t, len(self.founders), settings.per_round)
+            clients = choose(settings.seed, t, len(self.founders), settings.per_round, settings.groups)
             return clients, self.server, self.method.aggregate
         newcomers, server = self.everyone[len(self.founders) :], self.server
         if t == settings.rounds:
@@ -174,6 +188,16 @@ class Loop:
             "loss": float(received["loss"].sum() / received["count"].sum()) if received["count"].any() else None,
             "received": score(received["correct"].tolist(), received["count"].tolist()),
             "trained": score(right.tolist(), total.tolist()),
+        }
+
+    def tested_again(self, line: Line) -> Line:
+        """Return the last round's line with the scores of the final state as this loop's method tests it."""
+        received = self._evaluate(self.server, self.finished - 1, adapt=False)
+        return line | {
+            "loss": float(received["loss"].sum() / received["count"].sum()) if received["count"].any() else None,
+            "received": score(received["correct"].tolist(), received["count"].tolist()),
+            "trained": None,  # what the clients sent is gone
+            "deployed": self._deployed_score(self.server),
         }
 
     def _deployed_score(self, server: Tree) -> dict[str, float] | None:
@@ -208,11 +232,14 @@ class Loop:
         count, often = len(clients), tree.drop(down, self.method.once)
         seen = {client for line in self.record.rounds for client in line["clients"]} if self.method.once else set()
         first = sum(client not in seen for client in clients.tolist())
+        more_down, more_up = self.guards.traffic(up, count)
         return {
             "down_floats": tree.floats(often) // count,
             "up_floats": tree.floats(up) // count,
-            "down_bytes": tree.nbytes(often) + tree.nbytes(tree.pick(down, self.method.once)) // count * first,
-            "up_bytes": tree.nbytes(up),
+            "down_bytes": tree.nbytes(often)
+            + tree.nbytes(tree.pick(down, self.method.once)) // count * first
+            + more_down,
+            "up_bytes": tree.nbytes(up) + more_up,
         }
 
     def _watch(self, server: Tree, t: int, loss: float | None) -> None:
@@ -277,6 +304,7 @@ def summarise(record: Record, about: Line, adapted: Score | None, after: Score |
             "best_round": best["round"],
             "best_mean": best["received"]["mean"],
             "before": last["received"],
+            "trained": last["trained"],
             "after": after,
             "deployed": last["deployed"],
             **({"newcomers": _mean_of_last(adapted or last["received"], newcomers)} if newcomers else {}),

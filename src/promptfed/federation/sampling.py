@@ -1,14 +1,22 @@
 """Which clients take part in a round."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from promptfed import keys
 
 
-def choose(seed: int, round: int, clients: int, per_round: int) -> Tensor:  # noqa: A002
-    """Return exactly `per_round` different clients in ascending order; all of them if `per_round` is 0."""
+def choose(seed: int, round: int, clients: int, per_round: int, groups: Sequence[int] = ()) -> Tensor:  # noqa: A002
+    """Return exactly `per_round` different clients in ascending order; all of them if `per_round` is 0.
+
+    With `groups`, the group of each client, one client of every group is drawn instead.
+    """
     if per_round in (0, clients):
         return torch.arange(clients)
     shuffled = torch.randperm(clients, generator=keys.generator(seed, "sampling", round))
+    if groups:
+        first = {groups[client]: client for client in reversed(shuffled.tolist())}
+        return torch.tensor(sorted(first.values()))
     return shuffled[:per_round].sort().values

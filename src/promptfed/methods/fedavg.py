@@ -26,6 +26,7 @@ class FedAvg(Method):
     weight_decay: NonNegative = 0.0
     clip: NonNegative = 0.0  # of a client's gradient; 0: none
     drop_last: bool = False
+    tune_epochs: Whole = 0  # of the final model on each client's own images, before the test
 
     # -- what is learned, and where it lives ------------------------------------
     def init_server(self, task: Task, rng: Rng) -> Tree:
@@ -39,3 +40,10 @@ class FedAvg(Method):
         rates = local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, clip=self.clip)
         tuned = local.sgd(self.loss, task, down, down, batches, **rates)
         return tree.pick(tuned, down), personal
+
+    # -- what a client deploys --------------------------------------------------
+    def adapt(self, task: Task, down: Tree, personal: Tree, data: Data) -> Tree:
+        """Return w after `tune_epochs` more epochs on TRAINING images of the client."""
+        batches = data.batches("tune", size=self.batch, epochs=self.tune_epochs, drop_last=self.drop_last)
+        rates = local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, clip=self.clip)
+        return down | tree.pick(local.sgd(self.loss, task, down, down, batches, **rates), down)

@@ -1,0 +1,204 @@
+"""A frozen pretrained dual encoder, CLIP: images and texts in one space, with room for context tokens in the texts."""
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from promptfed.backbones import clip_checkpoint, text, transformer
+from promptfed.backbones.clip_checkpoint import Form
+from promptfed.backbones.init import affine
+from promptfed.backbones.pretrained import LoadedViT, ViT, fingerprint, fit_positions
+from promptfed.backbones.text import TextArch
+from promptfed.backbones.tokenizer import END, START, words
+from promptfed.backbones.transformer import Arch, Statistics
+from promptfed.method import Draw, Rng, Tokens
+from promptfed.options import Count, Whole
+from promptfed.tree import Tree
+
+OPENING = "a photo of a"
+Spelling = Callable[[str], list[int]]
+
+
+@dataclass(frozen=True)
+class CLIP:
+    """A frozen pretrained CLIP: embedded, from the model hub by name, or from a folder."""
+
+    name: ClassVar[str] = "clip"
+    shape: tuple[int, int, int]
+    classes: int
+    names: tuple[str, ...]  # of the classes, as the text tower reads them
+    weights: str = "embedded"  # or a name on the hub, or a folder in the hub's layout
+    size: Whole = 0  # images are resized to this many pixels per side; 0: as they come
+    precision: Literal["auto", "fp32", "bf16"] = "auto"  # of the forward; auto: bf16 on a GPU, fp32 on a CPU
+    chunk: Count = 512  # texts at a time: fewer need less memory
+
+    @classmethod
+    def random(
+        cls,
+        shape: tuple[int, int, int],
+        names: tuple[str, ...],
+        form: Form,
+        *,
+        seed: int = 0,
+        size: int = 0,
+        precision: Literal["auto", "fp32", "bf16"] = "auto",
+        chunk: int = 512,
+    ) -> "LoadedCLIP":
+        """Return a dual encoder with random weights on the CPU: for tests and for measuring speed, without files.
+
+        Every word of a class's name is one token.
+        """
+        made = cls(shape, len(names), names, "random", size, precision, chunk)
+        arch = replace(form.image, grid=made.grid_of(form.image))
+        generator = torch.Generator().manual_seed(seed)
+        image = transformer.fresh(arch, generator)
+        for name in ("cls", "position"):  # zeros would make all patches of one colour alike
+            image[name] = 0.02 * torch.randn(image[name].shape, generator=generator)
+        start, end = form.text.vocabulary - 2, form.text.vocabulary - 1
+        spelled = made._spelled(
+            text.fresh(form.text, generator),
+            torch.tensor(100.0).log(),
+            lambda said: [zlib.crc32(word.encode()) % start for word in words(said)],
+            start,
+            end,
+        )
+        return made.loaded(made._image(arch, image), form.text, spelled, torch.device("cpu"))
+
+    @property
+    def form(self) -> Form:
+        """Return the forms of both towers, read from the configuration alone."""
+        return clip_checkpoint.read_form(self.weights)
+
+    @property
+    def statistics(self) -> Statistics | None:
+        """Return the mean and deviation of the pixels it was pretrained on."""
+        return self.form.image.statistics
+
+    @property
+    def token_width(self) -> int:
+        """Return the width of a prompt token of the image tower."""
+        return self.form.image.width
+
+    @property
+    def layers(self) -> int:
+        """Return how many layers of the image tower take prompt tokens."""
+        return self.form.image.depth
+
+    @property
+    def context_width(self) -> int:
+        """Return the width of a context token of the text tower."""
+        return self.form.text.width
+
+    def to(self, device: torch.device) -> "LoadedCLIP":
+        """Read the weights, spell the classes' names, and return the dual encoder on `device`."""
+        form = self.form
+        grid = self.grid_of(form.image)
+        towers = clip_checkpoint.read_towers(self.weights)
+        position = fit_positions(towers.image["position"], form.image.grid, grid)
+        image = self._image(replace(form.image, grid=grid), towers.image | {"position": position})
+        vocabulary = towers.tokenizer.vocabulary
+        spelled = self._spelled(towers.text, towers.logit_scale, towers.tokenizer, vocabulary[START], vocabulary[END])
+        return self.loaded(image, form.text, spelled, device)
+
+    def _vit(self) -> ViT:
+        return ViT(self.shape, self.classes, self.weights, self.size, self.precision)
+
+    def grid_of(self, arch: Arch) -> tuple[int, int]:
+        """Return the rows and columns of patches."""
+        return self._vit().grid_of(arch)
+
+    def _image(self, arch: Arch, weights: Tree) -> LoadedViT:
+        return self._vit().loaded(arch, weights, torch.device("cpu"))
+
+    def _spelled(self, weights: Tree, logit_scale: Tensor, spelling: Spelling, start: int, end: int) -> Tree:
+        """Return the text tower with all words that are needed, and none else."""
+        endings = [[*spelling(f"{name.replace('_', ' ')}."), end] for name in self.names]
+        opening = weights["token"][torch.tensor(spelling(OPENING))]
+        return text.spell(weights, start, endings) | {"opening": opening, "logit_scale": logit_scale}
+
+    def loaded(self, image: LoadedViT, arch: TextArch, spelled: Tree, device: torch.device) -> "LoadedCLIP":
+        """Return the network with these towers on `device`."""
+        image = image.to(device)
+        kind = image.frozen["cls"].dtype
+        frozen = {
+            name: value.to(device, kind if value.is_floating_point() else None) for name, value in spelled.items()
+        }
+        with torch.no_grad():
+            zero_shot = text.features(arch, frozen, frozen["opening"][None], chunk=self.chunk)
+        return LoadedCLIP(
+            self.shape,
+            self.classes,
+            self.names,
+            self.weights,
+            self.size,
+            self.precision,
+            self.chunk,
+            image=image,
+            text_arch=arch,
+            spelled=spelled,
+            frozen=frozen,
+            scale=spelled["logit_scale"].exp().to(device),
+            zero_shot=zero_shot,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedCLIP(CLIP):
+    """A pretrained dual encoder with its weights: the text tower `spelled` as read, and `frozen` as on the device."""
+
+    image: LoadedViT
+    text_arch: TextArch
+    spelled: Tree = field(compare=False, repr=False)
+    frozen: Tree = field(compare=False, repr=False)
+    scale: Tensor = field(compare=False, repr=False)  # cosines times this are logits
+    zero_shot: Tensor = field(compare=False, repr=False)  # the unit features [classes, D] of "a photo of a {class}."
+
+    @property
+    def form(self) -> Form:
+        """Return the forms of both towers, the image's positions fitted to the images."""
+        return Form(self.image.arch, self.text_arch)
+
+    @property
+    def fingerprint(self) -> str:
+        """Return a hash of the image tower's weights, its form, and the size and precision it is used in."""
+        return fingerprint({}, self.image.fingerprint, self.image.arch)
+
+    def to(self, device: torch.device) -> "LoadedCLIP":
+        """Return it on another device."""
+        return self.loaded(self.image, self.text_arch, self.spelled, device)
+
+    def init(self, rng: Rng) -> Tree:
+        """Return the pretrained image tower, its projection included, and a fresh classifier."""
+        return self.image.pretrained | self.head(rng)
+
+    def head(self, rng: Rng) -> Tree:
+        """Return a fresh classifier of the projected features."""
+        return affine("head", (self.classes, self.text_arch.projection), rng("head", shared=True))
+
+    def draws(self) -> dict[str, Draw]:
+        """Return nothing: there is no dropout."""
+        return {}
+
+    def features(self, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, noise: Tree | None = None) -> Tensor:
+        """Return the projected features [..., B, D] of images in float32, not normalised.
+
+        A weight that `weights` has takes the place of the frozen one and is used in the forward's precision.
+        """
+        return self.image.features(weights, x, tokens=tokens)
+
+    def __call__(self, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, noise: Tree | None = None) -> Tensor:
+        """Return the logits [..., B, classes] of the classifier in `weights`; the text tower has no part in them."""
+        return self.image(weights, x, tokens=tokens)
+
+    def text(self, context: Tensor, *, per_class: bool) -> Tensor:
+        """Return the unit features [..., classes, D] of "{context} {class}." in float32.
+
+        The context is [..., s, W], or with `per_class` [..., classes, s, W]; it takes the place of word embeddings.
+        """
+        return text.features(
+            self.text_arch, self.frozen, context if per_class else context.unsqueeze(-3), chunk=self.chunk
+        )

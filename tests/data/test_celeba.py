@@ -1,0 +1,60 @@
+"""CelebA by identity: the official list and folders."""
+
+from pathlib import Path
+
+import pytest
+from small_sites import paint
+
+from promptfed.data import add, open_dataset
+from promptfed.data.celeba import read_identities
+from promptfed.errors import PromptFedError
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROMPTFED_HOME", str(tmp_path / "home"))
+
+
+def write(root: Path, people: list[int], listing: str, images: str) -> Path:
+    """Write one image per entry of `people`; image n (from 1) has level n."""
+    for number in range(1, len(people) + 1):
+        paint(root / images / f"{number:06}.jpg", number)
+    (root / listing).mkdir(parents=True, exist_ok=True)
+    lines = [f"{number:06}.jpg {who}\n" for number, who in enumerate(people, 1)]
+    (root / listing / "identity_CelebA.txt").write_text("".join(lines))
+    return root
+
+
+@pytest.mark.parametrize(("listing", "images"), [(".", "img_align_celeba"), ("Anno", "img_align_celeba"), (".", ".")])
+def test_one_person(tmp_path: Path, listing: str, images: str) -> None:
+    add("celeba", write(tmp_path / "celeba", [2820, 5, 2820, 5, 2820, 2820], listing, images))
+    data = open_dataset("celeba", size=2, test_fraction=0.25)
+    assert data.classes == ("2820",)
+    assert data.images[:, 0, 0, 0].tolist() == [1, 3, 5, 6]
+    assert data.test.sum() == 1
+
+
+def test_everyone_with_enough_images(tmp_path: Path) -> None:
+    add("celeba", write(tmp_path / "celeba", [10, 9, 10, 9, 8], ".", "img_align_celeba"))
+    data = open_dataset("celeba", size=2, identity=0, least=2, test_fraction=0.0)
+    assert data.classes == ("9", "10")
+    assert data.labels.tolist() == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize(("options", "who"), [({}, "identity 2820"), ({"identity": 0}, "anyone with 20 images")])
+def test_nobody(tmp_path: Path, options: dict[str, int], who: str) -> None:
+    add("celeba", write(tmp_path / "celeba", [1, 2], ".", "img_align_celeba"))
+    with pytest.raises(PromptFedError, match=f"has no images of {who}"):
+        open_dataset("celeba", size=2, **options)
+
+
+def test_foreign_folders_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(PromptFedError, match=r"lacks identity_CelebA\.txt"):
+        add("celeba", tmp_path / "empty")
+    place = write(tmp_path / "celeba", [1], ".", "elsewhere/deep")
+    with pytest.raises(PromptFedError, match=r'"000001\.jpg" is the first'):
+        read_identities(place)
+    (place / "identity_CelebA.txt").write_text("000001.jpg\n")
+    with pytest.raises(PromptFedError, match=r"is not a list of lines such as 000001\.jpg 2880"):
+        read_identities(place)

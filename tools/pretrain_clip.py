@@ -1,0 +1,419 @@
+"""Pretrain the embedded dual encoder on captioned photographs that fashion-shops does not have.
+
+    python tools/pretrain_clip.py --data /usr/share/datasets/fashion-mnist --device cuda --seconds 150
+
+The photographs are those of tools/pretrain_vit.py: Fashion-MNIST's training file without any that fashion-shops uses
+and without every copy of one; the official test file is not read. Each is shown in a random style, with a caption made
+of a name of its class and, at times, the colour behind it. So, unlike the embedded ViT, this one is supervised: it
+knows the classes' names, but no photograph of the demo. An image shall be closer to the captions that are true of it
+than to the others of the batch, and a caption to its images (CLIP, Radford et al. 2021, with several right answers).
+
+The folder written is in the model hub's CLIP layout, with a tokenizer of its own. Its pretraining.json says how it was
+made, and how many of fashion-shops' test images it names right without training. `--steps` repeats a run, whose number
+of steps is there, in place of `--seconds`.
+"""
+
+import argparse
+import json
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from pretrain_vit import Plan, leftover, probe, view
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from promptfed import tree
+from promptfed.backbones import clip_checkpoint, text, transformer
+from promptfed.backbones.checkpoint import HALVES
+from promptfed.backbones.clip import CLIP, OPENING, LoadedCLIP
+from promptfed.backbones.clip_checkpoint import BLOCK_PARTS, EMBEDDED, PARTS, Form
+from promptfed.backbones.text import TextArch
+from promptfed.backbones.tokenizer import END, LAST, START, Tokenizer, letters, words
+from promptfed.backbones.transformer import Arch
+from promptfed.data.archives import read_idx
+from promptfed.data.shops import CLASSES, SHOPS, SIDE, load_shops
+from promptfed.tree import Tree
+
+WARM_UP = 20  # steps before the speed is measured
+ALSO = (
+    ("t-shirt", "top", "tee"),
+    ("trousers", "pants"),
+    ("sweater", "jumper"),
+    ("gown", "frock"),
+    ("jacket",),
+    ("sandals", "open shoe"),
+    ("blouse", "button-up shirt"),
+    ("sneakers", "trainer", "running shoe"),
+    ("handbag", "purse"),
+    ("boot", "boots"),
+)
+TEMPLATES = (
+    f"{OPENING} {{}}.",
+    "a photo of the {}.",
+    "a picture of a {}.",
+    "an image of a {}.",
+    "a {}.",
+    "the {}.",
+    "{}",
+    "a small {} in a shop.",
+    "a {} for sale.",
+    "a cropped photo of a {}.",
+    "a drawing of a {}.",
+    "a sketch of a {}.",
+    "a studio photo of a {}.",
+    "a {} from a catalogue.",
+    "a street photo of a {}.",
+    "a blurry photo of a {}.",
+)
+COLOURED = (
+    "a photo of a {} on a {} wall.",
+    "a {} in front of a {} wall.",
+    "a {} on {} paper.",
+    "a picture of a {}, {} background.",
+    "a {} against {}.",
+)
+COLOURS = {
+    "black": (0.0, 0.0, 0.0),
+    "white": (1.0, 1.0, 1.0),
+    "grey": (0.5, 0.5, 0.5),
+    "red": (0.85, 0.2, 0.2),
+    "green": (0.2, 0.75, 0.3),
+    "blue": (0.2, 0.3, 0.85),
+    "yellow": (0.9, 0.9, 0.3),
+    "purple": (0.6, 0.25, 0.75),
+    "brown": (0.45, 0.3, 0.15),
+    "pink": (0.95, 0.65, 0.75),
+    "cyan": (0.4, 0.85, 0.9),
+}
+FILLERS = (
+    "photo",
+    "of",
+    "a",
+    "the",
+    "in",
+    "shop",
+    "style",
+    "clothes",
+    "fashion",
+    "picture",
+    "this",
+    "is",
+    "new",
+    "nice",
+)
+LONGEST_FILLER = 16
+CORNERS = slice(0, 4), slice(-4, None)
+
+
+@dataclass(frozen=True)
+class Captions:
+    """Every caption: its tokens [P, M] up to the end token at `end` [P], its class [P], and its colour or −1 [P]."""
+
+    tokens: Tensor
+    end: Tensor
+    label: Tensor
+    colour: Tensor
+
+
+# -- captions -----------------------------------------------------------------------------------------------------
+
+
+def captions() -> list[tuple[str, int, int]]:
+    """Return every caption with the number of its class and of its colour, −1 if it names none."""
+    made = []
+    for label, name in enumerate(CLASSES):
+        for called in (name, name, *ALSO[label]):  # the class's own name counts twice
+            # as many times as there are colours, or colours would be all that is learned at first
+            made += [(template.format(called), label, -1) for template in TEMPLATES] * len(COLOURS)
+            for number, colour in enumerate(COLOURS):
+                made += [(template.format(called, colour), label, number) for template in COLOURED]
+    return made
+
+
+def learn_tokenizer(texts: list[str]) -> Tokenizer:
+    """Return byte-pair encoding with as many merges as make every word of the texts one token, frequent pairs first."""
+    counts = Counter(word for one in texts for word in words(one))
+    spelled = {word: [*word[:-1], word[-1] + LAST] for word in counts}  # all of it is ASCII
+    merges: list[tuple[str, str]] = []
+    while True:
+        pairs: Counter[tuple[str, str]] = Counter()
+        for word, parts in spelled.items():
+            for pair in pairwise(parts):
+                pairs[pair] += counts[word]
+        if not pairs:
+            break
+        merges.append(max(pairs, key=lambda pair: (pairs[pair], pair)))
+        known = Tokenizer({}, {pair: rank for rank, pair in enumerate(merges)})
+        spelled = {word: known.pieces(word) for word in spelled}
+    single = list(letters().values())
+    pieces = [*single, *(letter + LAST for letter in single), *("".join(pair) for pair in merges), START, END]
+    return Tokenizer(
+        {piece: number for number, piece in enumerate(pieces)}, {pair: rank for rank, pair in enumerate(merges)}
+    )
+
+
+def tokenized(tokenizer: Tokenizer, device: torch.device) -> Captions:
+    """Return the tokens of every caption."""
+    texts, labels, colours = zip(*captions(), strict=True)
+    stop = tokenizer.vocabulary[END]
+    rows = [[*tokenizer(one), stop] for one in texts]
+    longest = max(map(len, rows))
+    padded = [row + [stop] * (longest - len(row)) for row in rows]
+    end = [len(row) - 1 for row in rows]
+    return Captions(*(torch.tensor(value, device=device) for value in (padded, end, labels, colours)))
+
+
+def behind(views: Tensor) -> Tensor:
+    """Return the number of the colour in the corners of images [N, 3, H, W] in −1 … 1."""
+    corners = torch.cat([views[..., rows, columns].flatten(-2) for rows in CORNERS for columns in CORNERS], -1)
+    seen = corners.mean(-1) / 2 + 0.5
+    known = torch.tensor(list(COLOURS.values()), device=views.device)
+    return torch.cdist(seen, known).argmin(1)
+
+
+# -- training -----------------------------------------------------------------------------------------------------
+
+
+def labelled(source: Path) -> tuple[Tensor, Tensor]:
+    """Return the training photographs of which fashion-shops has no copy, and their labels."""
+    images, labels = (read_idx(source / f"train-{name}-ubyte.gz") for name in ("images-idx3", "labels-idx1"))
+    known = {image.tobytes(): int(label) for image, label in zip(images, labels, strict=True)}
+    photographs = leftover(source)
+    return photographs, torch.tensor([known[one.numpy().tobytes()] for one in photographs])
+
+
+def contrast(images: Tensor, texts: Tensor, true: Tensor, scale: Tensor) -> Tensor:
+    """Return the loss of finding the captions that are `true` [images, texts] of an image, and the images of a caption.
+
+    All right answers shall have the same share.
+    """
+    logits = scale * images @ texts.T
+    losses = []
+    for scores, right in ((logits, true), (logits.T, true.T)):
+        count = right.sum(1)
+        each = -(scores.log_softmax(1) * right).sum(1) / count.clamp(min=1)
+        losses.append(each[count > 0].mean())
+    return (losses[0] + losses[1]) / 2
+
+
+def paced(plan: Plan) -> Iterator[tuple[int, float]]:
+    """Yield the number of every step and its learning rate: a warm-up, then half a cosine over the time there is."""
+    steps, step, began = plan.steps, 0, time.perf_counter()
+    while not steps or step < steps:
+        if not steps and step in (WARM_UP, 2 * WARM_UP) and plan.device.type == "cuda":
+            torch.cuda.synchronize()  # what is still queued has taken no time yet
+        if not steps and step == WARM_UP:
+            began = time.perf_counter()
+        if not steps and step == 2 * WARM_UP:
+            steps = step + int(plan.seconds / ((time.perf_counter() - began) / WARM_UP))
+        done = step / steps if steps else 0.0
+        yield step, plan.lr * min(1.0, (step + 1) / 200) * (0.5 + 0.5 * math.cos(math.pi * done))
+        step += 1
+
+
+def pretrain(net: LoadedCLIP, weights: Tree, tokenizer: Tokenizer, data: Path, plan: Plan) -> tuple[Tree, int, int]:
+    """Return the trained weights, the number of photographs, and the number of steps it took.
+
+    `weights` has those of the image tower as `image.*`, of the text tower as `text.*`, and `logit_scale`.
+    """
+    generator = torch.Generator(plan.device).manual_seed(plan.seed)
+    weights = {name: value.to(plan.device).clone().requires_grad_() for name, value in weights.items()}
+    decayed = [value for value in weights.values() if value.dim() > 1]
+    others = [value for value in weights.values() if value.dim() <= 1]
+    optimiser = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": plan.weight_decay}, {"params": others, "weight_decay": 0.0}], lr=plan.lr
+    )
+    photographs, labels = (value.to(plan.device) for value in labelled(data))
+    every = tokenized(tokenizer, plan.device)
+    fillers = torch.tensor([tokenizer.vocabulary[word + LAST] for word in FILLERS], device=plan.device)
+    start, step, began = tokenizer.vocabulary[START], 0, time.perf_counter()
+    low = plan.device.type == "cuda"
+
+    def draw(count: int, among: int) -> Tensor:
+        return torch.randint(among, (count,), device=plan.device, generator=generator)
+
+    for step, lr in paced(plan):
+        for group in optimiser.param_groups:
+            group["lr"] = lr
+        chosen, said = draw(plan.batch, len(photographs)), draw(plan.batch, len(every.tokens))
+        views = view(photographs[chosen].float() / 255, generator)
+        colour = behind(views)
+        image = {name.removeprefix("image."): value for name, value in weights.items() if name.startswith("image.")}
+        tower = {name.removeprefix("text."): value for name, value in weights.items() if name.startswith("text.")}
+        tower = tree.map(torch.Tensor.bfloat16, tower) if low else tower
+        # a few words of no meaning in front: the tower shall read a name at any place, behind any context
+        before = tower["token"][fillers[draw(step % (LONGEST_FILLER + 1), len(fillers))]]
+        ending = tower["token"][every.tokens[said]]
+        spelled = tower | {"start": tower["token"][start], "ending": ending, "end": every.end[said]}
+        texts = text.features(net.text_arch, spelled, before[None], chunk=plan.batch)
+        images = F.normalize(net.image.features(image, views), dim=-1)
+        true = (labels[chosen][:, None] == every.label[said]) & (
+            (every.colour[said] < 0) | (every.colour[said] == colour[:, None])
+        )
+        loss = contrast(images, texts, true.float(), weights["logit_scale"].clamp(max=math.log(100)).exp())
+        optimiser.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(weights.values(), 1.0)
+        optimiser.step()
+        if step % 200 == 0 or step == 2 * WARM_UP:
+            print(f"step {step}: loss {loss.item():.3f}, {time.perf_counter() - began:.0f} s", flush=True)
+    with torch.no_grad():
+        weights["logit_scale"].clamp_(max=math.log(100))
+    return tree.map(lambda value: value.detach().cpu().half().float(), weights), len(photographs), step + 1
+
+
+# -- what it is worth ---------------------------------------------------------------------------------------------
+
+
+def zero_shot(net: LoadedCLIP, device: torch.device) -> dict[str, float]:
+    """Return the share of fashion-shops' test images that are closest to their class's name, in all and by shop."""
+    shops = load_shops()
+    pixels = torch.from_numpy(shops.images[shops.test]).permute(0, 3, 1, 2)
+    with torch.no_grad():
+        parts = [net.features({}, part.to(device).float() / 127.5 - 1) @ net.zero_shot.T for part in pixels.split(500)]
+    right = (torch.cat(parts).argmax(1).cpu() == torch.from_numpy(shops.labels[shops.test])).float()
+    where = torch.from_numpy(shops.domains[shops.test])
+    by_shop = {name: round(float(right[where == number].mean()), 4) for number, name in enumerate(SHOPS)}
+    return {"all": round(float(right.mean()), 4)} | by_shop
+
+
+# -- writing ------------------------------------------------------------------------------------------------------
+
+
+def hub_tensors(weights: Tree) -> Tree:
+    """Return weights (`image.*`, `text.*`, `logit_scale`) in half precision under the model hub's names for a CLIP."""
+    outer = {ours: theirs for theirs, ours in PARTS.items()}
+    inner = {ours: theirs for theirs, ours in BLOCK_PARTS.items()}
+    made: Tree = {}
+    for name, value in weights.items():
+        stem, _, kind = name.rpartition(".")
+        if name in outer:
+            made[outer[name]] = value
+        elif stem in outer:
+            made[f"{outer[stem]}.{kind}"] = value
+        else:
+            tower, block, part = stem.split(".")
+            layer = f"{'vision' if tower == 'image' else 'text'}_model.encoder.layers.{block.removeprefix('block')}"
+            thirds = zip("qkv", value.chunk(3), strict=True) if part == "qkv" else [(part, value)]
+            made |= {f"{layer}.{inner[one]}.{kind}": own for one, own in thirds}
+    return tree.map(lambda value: value.half().contiguous(), made)
+
+
+def write(folder: Path, form: Form, weights: Tree, tokenizer: Tokenizer) -> None:
+    """Write the model hub's CLIP layout."""
+    patch = form.image.patch
+    shaped = {
+        "image.cls": weights["image.cls"][0],
+        "image.patch.weight": weights["image.patch.weight"].unflatten(1, (3, patch, patch)),
+    }
+    image = {"model_type": "clip_vision_model", "image_size": SIDE, "patch_size": patch, "num_channels": 3}
+    write_folder(folder, image | tower_config(form.image), form.text, hub_tensors(weights | shaped), tokenizer)
+    pixels = {"image_mean": HALVES[0], "image_std": HALVES[1], "size": {"height": SIDE, "width": SIDE}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(pixels, indent=1) + "\n", encoding="utf-8")
+
+
+def write_folder(folder: Path, image: dict[str, object], arch: TextArch, tensors: Tree, tokenizer: Tokenizer) -> None:
+    """Write tensors by their names on the hub, the tokenizer, and the configuration with `image` as that of images."""
+    config = {
+        "architectures": ["CLIPModel"],
+        "model_type": "clip",
+        "projection_dim": arch.projection,
+        "vision_config": image,
+        "text_config": {
+            "model_type": "clip_text_model",
+            "vocab_size": arch.vocabulary,
+            "max_position_embeddings": arch.positions,
+            "bos_token_id": tokenizer.vocabulary[START],
+            "eos_token_id": tokenizer.vocabulary[END],
+            "pad_token_id": tokenizer.vocabulary[END],
+        }
+        | tower_config(arch),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)  # safetensors writes it for its owner alone
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    (folder / "vocab.json").write_text(json.dumps(tokenizer.vocabulary, indent=0) + "\n", encoding="utf-8")
+    merges = ["#version: 0.2", *(" ".join(pair) for pair in tokenizer.ranks)]
+    (folder / "merges.txt").write_text("\n".join(merges) + "\n", encoding="utf-8")
+
+
+def tower_config(arch: Arch | TextArch) -> dict[str, object]:
+    """Return what the configurations of both towers have in common."""
+    return {
+        "hidden_size": arch.width,
+        "num_hidden_layers": arch.depth,
+        "num_attention_heads": arch.heads,
+        "intermediate_size": arch.mlp,
+        "hidden_act": "quick_gelu" if arch.quick_gelu else "gelu",
+        "layer_norm_eps": arch.eps,
+        "projection_dim": arch.projection,
+    }
+
+
+def main() -> None:
+    """Read the arguments, train, write and measure."""
+    parser = argparse.ArgumentParser(description="Pretrain the embedded dual encoder on captioned photographs.")
+    parser.add_argument("--data", type=Path, required=True, help="the folder with the official Fashion-MNIST files")
+    parser.add_argument("--out", type=Path, default=EMBEDDED, help=f"the folder to write (default: {EMBEDDED})")
+    parser.add_argument("--device", type=torch.device, default="cuda")
+    parser.add_argument("--seconds", type=float, default=150.0, help="how long to train")
+    parser.add_argument("--steps", type=int, default=0, help="how many steps to train, in place of --seconds")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--batch", type=int, default=1024)
+    parser.add_argument("--patch", type=int, default=4)
+    parser.add_argument("--width", type=int, default=160)
+    parser.add_argument("--depth", type=int, default=6)
+    parser.add_argument("--heads", type=int, default=5)
+    parser.add_argument("--text-width", type=int, default=128)
+    parser.add_argument("--text-depth", type=int, default=4)
+    parser.add_argument("--text-heads", type=int, default=4)
+    parser.add_argument("--features", type=int, default=128)
+    given = parser.parse_args()
+    plan = Plan(given.device, given.seconds, given.steps, given.seed, given.batch)
+    tokenizer = learn_tokenizer([one for one, _, _ in captions()] + [" ".join(FILLERS)])
+    wide, size = given.text_width, len(tokenizer.vocabulary)
+    grid = SIDE // given.patch, SIDE // given.patch
+    form = Form(
+        Arch(given.width, given.depth, given.heads, given.patch, 4 * given.width, grid, eps=1e-5, quick_gelu=True,
+             pre_norm=True, patch_bias=False, projection=given.features),
+        TextArch(wide, given.text_depth, given.text_heads, 4 * wide, size, 77, given.features),
+    )  # fmt: skip
+    net = CLIP.random((3, SIDE, SIDE), CLASSES, form, seed=plan.seed).to(plan.device)
+    generator = torch.Generator().manual_seed(plan.seed)
+    weights = {f"image.{name}": value for name, value in net.image.pretrained.items()}
+    weights |= {f"text.{name}": value for name, value in text.fresh(form.text, generator).items()}
+    weights["logit_scale"] = torch.tensor(1 / 0.07).log()
+    assert weights.keys() - {"logit_scale"} == {f"image.{name}" for name in transformer.shapes(form.image)} | {
+        f"text.{name}" for name in text.shapes(form.text)
+    }
+    print(f"{tree.floats(weights):,} weights, {size} tokens, {len(set(captions())):,} captions", flush=True)
+    weights, photographs, steps = pretrain(net, weights, tokenizer, given.data, plan)
+    write(given.out, form, weights, tokenizer)
+    clip_checkpoint.read_form.cache_clear()
+    made = CLIP((3, SIDE, SIDE), len(CLASSES), CLASSES, str(given.out)).to(plan.device)
+    facts = {
+        "photographs": photographs,
+        "captions": len(set(captions())),
+        "weights": tree.floats(weights),
+        "seed": plan.seed,
+        "steps": steps,
+        "batch": plan.batch,
+        "torch": torch.__version__,
+        "zero_shot": zero_shot(made, plan.device),
+        "probe": probe(made.image, made.image.pretrained, plan.device),
+    }
+    (given.out / "pretraining.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(facts, indent=1))
+    print(f"{given.out}: {sum(path.stat().st_size for path in given.out.iterdir()):,} bytes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,338 @@
+"""Pretrain the embedded text-to-image model on clothes that fashion-shops does not have, one kind of them left out.
+
+    python tools/pretrain_diffusion.py --data /usr/share/datasets/fashion-mnist --device cuda --seconds 480
+
+Of Fashion-MNIST's training file the photographs that fashion-shops uses are left out, and with them every copy of one;
+the official test file is not read. Every photograph is shown in the styles of all four shops. No photograph of the kind
+named by `--leave-out` is seen, so that a federated run can teach the model that kind.
+
+First an autoencoder learns to halve the images' sides, then a text tower and a denoiser learn together to draw what a
+caption says. The folder written is in diffusers' layout; pretraining.json in it says how it was made and how well it
+does on photographs it has not seen. `--vae-steps` and `--steps` repeat a run, whose numbers of steps are there.
+"""
+
+import argparse
+import copy
+import io
+import json
+import lzma
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from promptfed.backbones.diffusion import Diffusion, LoadedDiffusion
+from promptfed.backbones.pipeline import EMBEDDED, Pipeline, fresh_pipeline, write_pipeline
+from promptfed.data.archives import read_idx
+from promptfed.data.shops import CLASSES, SHOPS, SIDE, TRAIN, style
+from promptfed.data.shops import EMBEDDED as SHOPS_FILE
+from promptfed.prompts.templates import OBJECT, STYLE
+
+NOUNS = ("tee", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")  # as in CLASSES
+FAMILIES = {"top": ("tee", "pullover", "coat", "shirt"), "shoe": ("sandal", "sneaker", "boot")}
+UNSEEN = 10  # photographs of each kind on which the finished model is measured
+WARM_UP = 20  # steps before the speed is measured
+LEVELS = 4  # times at which a caption is judged
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The options of a training."""
+
+    device: torch.device
+    seed: int
+    batch: int
+    lr: float
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Images [N, 3, 32, 32] as bytes, the kind of thing each shows, and the shop that shows it."""
+
+    images: Tensor
+    kinds: Tensor
+    shops: Tensor
+
+
+# -- images and captions ------------------------------------------------------------------------------------------
+
+
+def leftover(source: Path, leave_out: str) -> tuple[Shown, Shown]:
+    """Return the training photographs of which fashion-shops has no copy, in all styles, and a few kept for measuring.
+
+    Of the kind left out only photographs kept for measuring remain.
+    """
+    images, labels = (read_idx(source / f"train-{name}-ubyte.gz") for name in ("images-idx3", "labels-idx1"))
+    later = np.concatenate([np.flatnonzero(labels == label)[TRAIN * len(SHOPS) :] for label in range(len(CLASSES))])
+    shops = np.load(io.BytesIO(lzma.decompress(SHOPS_FILE.read_bytes()))).reshape(-1, 28 * 28)
+    taken = {photograph.tobytes() for photograph in shops}
+    free = np.array([index for index in np.sort(later) if images[index].tobytes() not in taken])
+    kept = np.concatenate([free[labels[free] == label][:UNSEEN] for label in range(len(CLASSES))])
+    seen = np.setdiff1d(free[labels[free] != NOUNS.index(leave_out)], kept)
+    return _styled(images, labels, seen), _styled(images, labels, kept)
+
+
+def _styled(images: Any, labels: Any, chosen: Any) -> Shown:
+    shown = np.concatenate([style(images[chosen], shop, chosen) for shop in range(len(SHOPS))])
+    kinds = torch.from_numpy(np.tile(labels[chosen], len(SHOPS)).astype(np.int64))
+    shops = torch.arange(len(SHOPS)).repeat_interleave(len(chosen))
+    return Shown(torch.from_numpy(shown).permute(0, 3, 1, 2).contiguous(), kinds, shops)
+
+
+def captions(kinds: list[int], shops: list[int], random: np.random.Generator) -> list[str]:
+    """Return a caption of each image: a template with its kind or kin, half of the time the shop, sometimes nothing."""
+    made = []
+    for kind, shop in zip(kinds, shops, strict=True):
+        noun = NOUNS[kind]
+        kin = [family for family, members in FAMILIES.items() if noun in members]
+        if random.random() < 0.2:
+            noun = kin[0] if kin else "thing"
+        line = OBJECT[random.integers(len(OBJECT))].format(noun)
+        if random.random() < 0.5:
+            line += f" in the style of {SHOPS[shop]}"
+        made.append("" if random.random() < 0.1 else line)
+    return made
+
+
+def vocabulary() -> list[str]:
+    """Return texts with every word that a caption or a template may have."""
+    return [*OBJECT, *STYLE, *NOUNS, *FAMILIES, *SHOPS, "thing"]
+
+
+# -- training -----------------------------------------------------------------------------------------------------
+
+
+def fresh(seed: int) -> Pipeline:
+    """Return the untrained model."""
+    return fresh_pipeline(
+        vocabulary(),
+        unet={
+            "sample_size": SIDE // 2,
+            "block_out_channels": (48, 96),
+            "layers_per_block": 2,
+            "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),  # attention at full size would take most time
+            "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+            "norm_num_groups": 16,
+            "attention_head_dim": 4,  # diffusers takes it for the number of heads
+        },
+        vae={
+            "sample_size": SIDE,
+            "block_out_channels": (32, 48),
+            "layers_per_block": 1,
+            "latent_channels": 4,
+            "norm_num_groups": 16,
+            "down_block_types": ("DownEncoderBlock2D", "DownEncoderBlock2D"),
+            "up_block_types": ("UpDecoderBlock2D", "UpDecoderBlock2D"),
+            "mid_block_add_attention": False,
+        },
+        text={"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4},
+        context=24,
+        seed=seed,
+    )
+
+
+def schedule(plan: Plan, seconds: float, steps: int, optimiser: torch.optim.Optimizer) -> Iterator[int]:
+    """Yield the steps there is time for, or exactly `steps`, while the rate rises shortly and falls by a cosine."""
+    step, began = 0, time.perf_counter()
+    while not steps or step < steps:
+        if not steps and step in (WARM_UP, 2 * WARM_UP) and plan.device.type == "cuda":
+            torch.cuda.synchronize()  # what is still queued has taken no time yet
+        if not steps and step == WARM_UP:
+            began = time.perf_counter()
+        if not steps and step == 2 * WARM_UP:
+            steps = step + int(seconds / ((time.perf_counter() - began) / WARM_UP))
+        done = step / steps if steps else 0.0
+        for group in optimiser.param_groups:
+            group["lr"] = plan.lr * min(1.0, (step + 1) / 100) * (0.5 + 0.5 * math.cos(math.pi * done))
+        yield step
+        step += 1
+        if step % 200 == 0:
+            print(f"step {step} of {steps or '?'}: {time.perf_counter() - began:.0f} s", flush=True)
+
+
+def descend(
+    plan: Plan, modules: list[Any], seconds: float, steps: int, loss: Callable[[int], Tensor]
+) -> tuple[int, float]:
+    """Minimise `loss` by AdamW and leave the modules with the mean of their last weights; return steps and loss."""
+    parameters = [p for module in modules for p in module.requires_grad_(True).parameters()]
+    averaged = [p.detach().clone() for p in parameters]
+    optimiser = torch.optim.AdamW(parameters, lr=plan.lr, weight_decay=0.01)
+    last, value = 0, torch.zeros(())
+    for step in schedule(plan, seconds, steps, optimiser):
+        with torch.autocast(plan.device.type, torch.bfloat16, enabled=plan.device.type == "cuda"):
+            value = loss(step)
+        optimiser.zero_grad()
+        value.backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimiser.step()
+        with torch.no_grad():
+            share = min(0.999, (1 + step) / (10 + step))
+            torch._foreach_lerp_(averaged, parameters, 1 - share)
+        last = step + 1
+    with torch.no_grad():
+        for p, mean in zip(parameters, averaged, strict=True):
+            p.copy_(mean)
+    for module in modules:
+        module.requires_grad_(False)
+    return last, float(value.detach())
+
+
+def train_coder(parts: Pipeline, shown: Shown, plan: Plan, seconds: float, steps: int) -> int:
+    """Train the autoencoder, and scale its latents to unit variance; return the steps."""
+    generator = torch.Generator(plan.device).manual_seed(plan.seed)
+    vae = parts.vae
+
+    def loss(step: int) -> Tensor:
+        images = _pixels(shown, _some(shown, plan, generator))
+        code = vae.encode(images).latent_dist
+        error = vae.decode(code.sample()).sample - images
+        total: Tensor = error.abs().mean() + error.square().mean() + 1e-6 * code.kl().mean()
+        return total
+
+    steps, value = descend(plan, [vae], seconds, steps, loss)
+    with torch.no_grad():
+        code = vae.encode(_pixels(shown, _some(shown, plan, generator))).latent_dist.mean
+    vae.register_to_config(scaling_factor=round(1 / float(code.std()), 5))
+    print(f"autoencoder: {steps} steps, loss {value:.4f}, scaling factor {vae.config.scaling_factor}", flush=True)
+    return steps
+
+
+def train_denoiser(parts: Pipeline, shown: Shown, plan: Plan, seconds: float, steps: int) -> int:
+    """Train text tower and denoiser to draw what captions say; return the steps."""
+    generator, random = torch.Generator(plan.device).manual_seed(plan.seed + 1), np.random.default_rng(plan.seed)
+    left = parts.scheduler.alphas_cumprod.to(plan.device)
+    kinds, shops = shown.kinds.tolist(), shown.shops.tolist()
+
+    def loss(step: int) -> Tensor:
+        chosen = _some(shown, plan, generator)
+        with torch.no_grad():
+            latents = parts.vae.encode(_pixels(shown, chosen)).latent_dist.mean * parts.vae.config.scaling_factor
+        rows = chosen.tolist()
+        lines = captions([kinds[row] for row in rows], [shops[row] for row in rows], random)
+        tokens = parts.tokenizer(lines, padding="max_length", return_tensors="pt").input_ids.to(plan.device)
+        states = parts.text(tokens).last_hidden_state
+        noise = torch.randn(latents.shape, device=plan.device, generator=generator)
+        when = torch.randint(len(left), (len(latents),), device=plan.device, generator=generator)
+        share = left[when][:, None, None, None]
+        noisy = share.sqrt() * latents + (1 - share).sqrt() * noise
+        found: Tensor = parts.unet(noisy, when, encoder_hidden_states=states).sample
+        return (found.float() - noise).square().mean()
+
+    steps, value = descend(plan, [parts.text, parts.unet], seconds, steps, loss)
+    print(f"denoiser: {steps} steps, loss {value:.4f}", flush=True)
+    return steps
+
+
+def _some(shown: Shown, plan: Plan, generator: torch.Generator) -> Tensor:
+    return torch.randint(len(shown.images), (plan.batch,), device=plan.device, generator=generator)
+
+
+def _pixels(shown: Shown, chosen: Tensor) -> Tensor:
+    return shown.images[chosen.to(shown.images.device)].to(chosen.device).float() / 127.5 - 1
+
+
+# -- what it is worth ---------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def measure(net: LoadedDiffusion, kept: Shown, leave_out: str) -> dict[str, float]:
+    """Return how well unseen photographs are rebuilt, and how often the right noun describes one best.
+
+    A noun describes an image the better, the less the denoiser errs on it; all nouns meet the same noise.
+    """
+    known = [number for number, noun in enumerate(NOUNS) if noun != leave_out]
+    new = kept.kinds == NOUNS.index(leave_out)
+    pixels = (kept.images.float() / 127.5 - 1).to(net.device)
+    code = net.parts.vae.encode(pixels).latent_dist.mean
+    errors = (net.parts.vae.decode(code).sample - pixels).square().mean((1, 2, 3)).cpu()
+    latents = (code * net.parts.vae.config.scaling_factor)[~new.to(net.device)]
+    scores = torch.stack([_misfit(net, latents, NOUNS[number]) for number in known], 1).cpu()
+    right = torch.tensor(known)[scores.argmin(1)] == kept.kinds[~new]
+    return {
+        "rebuilt_mse": round(float(errors[~new].mean()), 5),
+        "rebuilt_mse_of_left_out": round(float(errors[new].mean()), 5),
+        "right_noun": round(float(right.float().mean()), 4),
+    }
+
+
+def _misfit(net: LoadedDiffusion, latents: Tensor, noun: str) -> Tensor:
+    """Return how far the denoiser errs on each image, told that it shows `noun`, on the mean over times [N]."""
+    generator = torch.Generator(net.device).manual_seed(0)
+    first = torch.zeros(len(latents), dtype=torch.long, device=net.device)
+    states, _ = net.encode(OBJECT[:1], first, net.word(noun)[None])
+    total = torch.zeros(len(latents), device=net.device)
+    for level in range(LEVELS):
+        noise = torch.randn(latents.shape, device=net.device, generator=generator)
+        when = first + net.times * (2 * level + 1) // (2 * LEVELS)
+        noisy, wanted = net.noised(latents, noise, when)
+        total += (net.denoise(noisy, when, states) - wanted).square().mean((1, 2, 3)) / LEVELS
+    return total
+
+
+def draw(net: LoadedDiffusion, path: Path, columns: int = 8) -> float:
+    """Write a row of drawings of every noun to `path`; return the seconds it took."""
+    began = time.perf_counter()
+    start = torch.randn(columns, *net.latent_shape, generator=torch.Generator().manual_seed(0)).to(net.device)
+    rows = []
+    for noun in (*NOUNS, *FAMILIES):
+        first = torch.zeros(columns, dtype=torch.long, device=net.device)
+        states, _ = net.encode(OBJECT[:1], first, net.word(noun)[None])
+        rows.append(torch.cat(list(net.sample(states, start, guidance=3.0)), -1))
+    grid = ((torch.cat(rows, -2) + 1) * 127.5).byte().permute(1, 2, 0).cpu().numpy()
+    Image.fromarray(grid).resize((2 * grid.shape[1], 2 * grid.shape[0]), Image.Resampling.NEAREST).save(path)
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    """Read the arguments, train, measure and write."""
+    parser = argparse.ArgumentParser(description="Pretrain the embedded text-to-image model.")
+    parser.add_argument("--data", type=Path, required=True, help="the folder with the official Fashion-MNIST files")
+    parser.add_argument("--out", type=Path, default=EMBEDDED, help=f"the folder to write (default: {EMBEDDED})")
+    parser.add_argument("--samples", type=Path, default=Path("samples.png"), help="where to put some drawings")
+    parser.add_argument("--leave-out", choices=NOUNS, default="boot", help="the kind of clothes it never sees")
+    parser.add_argument("--device", type=torch.device, default="cuda")
+    parser.add_argument("--seconds", type=float, default=480.0, help="how long to train, the autoencoder a fifth of it")
+    parser.add_argument("--vae-steps", type=int, default=0, help="how many steps to train it, in place of --seconds")
+    parser.add_argument("--steps", type=int, default=0, help="how many steps to train the rest")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    given = parser.parse_args()
+    plan = Plan(given.device, given.seed, given.batch, given.lr)
+    torch.manual_seed(plan.seed)
+    shown, kept = leftover(given.data, given.leave_out)
+    if plan.device.type == "cuda":
+        shown = Shown(shown.images.to(plan.device), shown.kinds, shown.shops)
+    parts = fresh(plan.seed).to(plan.device, torch.float32)
+    sizes = {name: sum(p.numel() for p in getattr(parts, name).parameters()) for name in ("text", "unet", "vae")}
+    print(f"{len(shown.images):,} images, weights {sizes}", flush=True)
+    vae_steps = train_coder(parts, shown, plan, given.seconds / 5, given.vae_steps)
+    steps = train_denoiser(parts, shown, plan, given.seconds * 4 / 5, given.steps)
+    net = Diffusion((3, SIDE, SIDE), len(CLASSES), precision="fp32").loaded(copy.deepcopy(parts), plan.device)
+    facts = {
+        "images": len(shown.images),
+        "left_out": given.leave_out,
+        "weights": sizes,
+        "seed": plan.seed,
+        "vae_steps": vae_steps,
+        "steps": steps,
+        "batch": plan.batch,
+        "torch": torch.__version__,
+        "measured": measure(net, kept, given.leave_out),
+    }
+    write_pipeline(parts, given.out)
+    (given.out / "pretraining.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    print(f"{len(NOUNS) + len(FAMILIES)} × 8 drawings in {draw(net, given.samples):.1f} s: {given.samples}")
+    print(json.dumps(facts, indent=1))
+    print(f"{given.out}: {sum(path.stat().st_size for path in given.out.rglob('*') if path.is_file()):,} bytes")
+
+
+if __name__ == "__main__":
+    main()
