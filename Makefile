@@ -14,7 +14,7 @@ export UV_TORCH_BACKEND ?= auto
 endif
 UV = $(BIN)/uv pip install --quiet -p $(VENV) -c constraints.txt
 
-.PHONY: help demo test test-slow check format bench clean
+.PHONY: help demo sites-demo test test-slow check format bench clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -34,6 +34,10 @@ $(VENV)/.dev: $(VENV)/.run
 
 demo: $(VENV)/.run  ## train Local, FedAvg and pFedPT on the embedded data set, compare them, write a report
 	@$(BIN)/promptfed demo
+
+sites-demo: $(VENV)/.run  ## a coordinator and four sites on this machine, with mutual TLS
+	$(UV) -e '.[flare]'
+	@$(BIN)/python examples/sites/demo.py
 
 test: $(VENV)/.dev  ## every test but the slow ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m "not slow"
@@ -55,4 +59,4 @@ bench: $(VENV)/.dev  ## the speed and memory tables of benchmarks/, on this mach
 	$(BIN)/python benchmarks/many_clients.py --rounds 20
 
 clean:  ## remove the virtual environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) federation .mypy_cache .ruff_cache .pytest_cache .hypothesis

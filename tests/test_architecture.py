@@ -29,12 +29,13 @@ ALLOWED = {
     "guards": {"errors", "keys", "method", "options", "tree"},
 }
 FORBIDDEN = {
-    "federation": {"methods", "config", "runner", "cli", "report", "catalogue", "checks", "backbones"},
+    "federation": {"methods", "sites", "config", "runner", "cli", "report", "catalogue", "checks", "backbones"},
     "data": {"methods", "federation", "config", "runner", "cli", "report", "record", "backbones", "prompts"},
     "report": {"methods", "federation", "config", "runner", "cli", "backbones", "method", "local", "ops", "tree"},
     "record": {"methods", "federation", "config", "runner", "cli", "report", "backbones", "data", "tree"},
     "config": {"federation", "runner", "cli", "report", "record", "checks", "catalogue"},
-    "runner": {"cli", "checks", "catalogue", "reproduce", "tables"},
+    "runner": {"cli", "checks", "catalogue", "reproduce", "sites", "tables"},
+    "sites": {"cli", "checks", "catalogue", "reproduce", "tables", "methods"},
     "reproduce": {"cli", "checks", "catalogue", "methods", "federation", "backbones", "data"},
 }
 

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from promptfed.errors import PromptFedError
+from promptfed.sites.cli import app as sites_app
 
 if TYPE_CHECKING:
     from promptfed.runner import Result
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="The data sets on this machine: list, fetch or add an archive.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+app.add_typer(sites_app, name="sites")
 console = Console()
 
 Dirs = Annotated[list[Path], typer.Argument(help="Run folders.", metavar="DIR...")]

@@ -1,0 +1,280 @@
+"""The coordinator's end of a run: the round loop over remote sites, in a run folder that outlives any crash.
+
+Besides what every run folder holds there is sites.json: who takes part, with which classes, as they said at first.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from promptfed import config, tree
+from promptfed.config import EvaluateOptions, Recipe
+from promptfed.errors import PromptFedError
+from promptfed.federation.loop import Loop, Settings, summarise
+from promptfed.files import write_json
+from promptfed.guards import Guards
+from promptfed.guards.guard import Handed
+from promptfed.options import make
+from promptfed.record import Line, Record
+from promptfed.report import write_report
+from promptfed.runner import environment, pick_device
+from promptfed.sites.place import Place, blank, read_recipe, settle
+from promptfed.sites.remote import RETRY_SECONDS, Events, Expected, Post, Remote, Terms
+from promptfed.sites.seam import Exchange
+from promptfed.sites.settings import LOCK, Federation
+from promptfed.sites.wire import Message, Refused
+from promptfed.tree import Tree
+
+LOCK_SECONDS = 30.0  # a job that was just ended may take so long to let go
+Progress = Callable[[Line], None]
+
+
+@dataclass(frozen=True)
+class Heard(Guards):
+    """The guards on the server's side, which see the answers that came; those on a site's side stand there."""
+
+    answered: Callable[[], Tensor] = lambda: torch.arange(0)
+
+    def __call__(self, round: int, clients: Tensor, down: Tree, up: Tree, weights: Tensor) -> Handed:  # noqa: A002
+        """Return (clients, up, weights) of those who answered, as the method is to see them."""
+        heard = self.answered()
+        return super().__call__(round, heard, tree.rows(down, torch.isin(clients, heard)), up, weights)
+
+    def privacy(self, before: Iterable[Sequence[int]], clients: Sequence[int]) -> Line:
+        """Return what those who answered have spent."""
+        return super().privacy(before, self.answered().tolist())
+
+
+class RemoteLoop(Loop):
+    """The same rounds; what the server concludes comes from the sites that answered."""
+
+    def __init__(self, place: Place, remote: Remote, record: Record, settings: Settings) -> None:
+        server_side = tuple(guard for guard in place.guards.guards if guard.side == "server")
+        guards = Heard(server_side, place.guards.accountant, lambda: remote.answered)
+        super().__init__(place.method, place.task, remote, place.shards, place.store, record, settings, guards)
+        self.remote = remote
+
+    def round(self, t: int) -> tuple[Tree, Line]:
+        """Run round `t`; its line also says who was silent, refused or late, and which personal trees were made."""
+        server, line = super().round(t)
+        events = self.remote.post.take_events()
+        line["clients"] = self.remote.answered.tolist()
+        line["traffic"]["up_floats"] = self.remote.expected.up_floats
+        line["versions"] = {str(client): name for client, name in self.remote.versions.items()}
+        line["sites"] = _told(events)
+        self.remote.versions = {}
+        return server, line
+
+    def closing(self) -> None:
+        """Test every client's received model once more."""
+        self._evaluate(self.server, self.settings.total, adapt=False)
+
+    def _deployed_score(self, server: Tree) -> dict[str, float] | None:
+        return None  # there is no test image here
+
+
+def _told(events: Events) -> Line:
+    return {"silent": events.silent, "refused": events.refused, "late": events.late}
+
+
+def create(folder: Path, recipe: Recipe, federation: Federation) -> None:
+    """Begin a run folder."""
+    if recipe.newcomers:
+        raise PromptFedError("Sites that join after the last round are not supported yet; set newcomers=0.")
+    if recipe.sampling != "uniform":
+        raise PromptFedError(f"sampling={recipe.sampling} is not supported over sites; set sampling=uniform.")
+    if recipe.guards.get("secure"):
+        raise PromptFedError("Secure aggregation is not supported over sites yet; leave out guards.secure.")
+    if recipe.guards.get("noise") and recipe.guards["entropy"] != "system":
+        raise PromptFedError("Over sites noise must be a secret of theirs; set guards.entropy=system.")
+    Record.create(folder, config.dump(recipe), environment(pick_device("cpu")))
+    write_json(folder / "federation.json", {"sites": federation.sites, "run": f"{folder.name}-{secrets.token_hex(4)}"})
+
+
+class Busy(Exception):  # noqa: N818  (the run is well, it only needs nobody else)
+    """Another process conducts the run."""
+
+
+@contextmanager
+def sole(folder: Path) -> Iterator[None]:
+    """Hold the run folder; the process of a job that has just died holds it no longer."""
+    ends = time.monotonic() + LOCK_SECONDS
+    with (folder / LOCK).open("a+") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > ends:
+                    raise Busy(f"Another process is at work in {folder}.") from error
+                time.sleep(0.1)
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
+def conduct(folder: Path, federation: Federation, exchange: Exchange, progress: Progress) -> Line:
+    """Run what is left of the run in `folder`; every finished round is saved before the next one begins."""
+    with sole(folder):
+        record = Record.reopen(folder)
+        text = (folder / "recipe.toml").read_text(encoding="utf-8")
+        recipe = read_recipe(text, str(folder))
+        known = json.loads((folder / "federation.json").read_text(encoding="utf-8"))
+        if tuple(known["sites"]) != federation.sites or recipe.clients != len(federation.sites):
+            raise PromptFedError(f"{folder} is a run of {', '.join(known['sites'])}, not of this federation.")
+        terms = Terms(known["run"], text, federation.classes)
+        sites = _introduced(folder, federation, exchange, terms)
+        terms = Terms(known["run"], text, tuple(sites["classes"]))
+        place = settle(recipe, blank(tuple(sites["shape"]), terms.classes), 0, "cpu", folder)
+        loop = _loop(place, federation, exchange, terms, sites["weights"], record)
+        digest = hashlib.sha256(json.dumps(sites, sort_keys=True).encode()).hexdigest()
+        state = record.state(recipe.hash, digest)
+        if state is None:
+            record.rewind(0)
+        else:
+            loop.restore(state)
+
+        def save() -> None:
+            loop.save(recipe.hash, digest)
+
+        def finished(line: Line) -> None:
+            save()  # before any site is asked to build on this round
+            progress(line)
+
+        loop.run(save, finished)
+        return _conclude(loop, recipe, digest)
+
+
+def _loop(
+    place: Place, federation: Federation, exchange: Exchange, terms: Terms, weights: list[float], record: Record
+) -> RemoteLoop:
+    recipe = place.recipe
+    evaluate = make(EvaluateOptions, recipe.evaluate, "evaluate")
+    settings = Settings(
+        seed=recipe.seed,
+        rounds=place.rounds,
+        per_round=recipe.per_round,
+        newcomers=0,
+        join_rounds=recipe.join_rounds,
+        every=evaluate.every,
+        personal=True,
+        after=evaluate.after,
+        checkpoint_seconds=0.0,
+        domain_names=place.dataset.domain_names,
+    )
+
+    def base(client: int) -> str:
+        """Return the personal tree of the last round in which this client took part."""
+        lines = (line["versions"] for line in reversed(record.rounds))
+        return next((made[str(client)] for made in lines if str(client) in made), "")
+
+    post = Post(exchange, federation, terms)
+    remote = Remote(post, place, Expected({}, {}, ()), base)
+    loop = RemoteLoop(place, remote, record, settings)
+    down = place.method.download(place.task, loop.server, torch.tensor([0]))
+    remote.expected = Expected.of(place, down, weights)
+    return loop
+
+
+def _introduced(folder: Path, federation: Federation, exchange: Exchange, terms: Terms) -> Line:
+    """Return what the sites say of themselves: asked before the first round, remembered ever after."""
+    path = folder / "sites.json"
+    if path.exists():
+        known: Line = json.loads(path.read_text(encoding="utf-8"))
+        return known
+
+    def check(site: str, answer: Message) -> None:
+        classes, shape = answer.head.get("classes"), answer.head.get("shape")
+        if not (isinstance(classes, list) and classes and all(isinstance(name, str) for name in classes)):
+            raise Refused("it names no classes")
+        if not (isinstance(shape, list) and len(shape) == 2 and all(type(side) is int for side in shape)):
+            raise Refused("it does not say how large its images are")
+        weight = answer.tree.get("weight")
+        if weight is None or weight.ndim or not 0 < float(weight) < float("inf"):
+            raise Refused("its weight is no positive number")
+
+    post = Post(exchange, federation, terms)
+    asked = {client: Message({"kind": "hello", "round": 0}, {}) for client in range(len(federation.sites))}
+    answers, ends = dict[int, Message](), time.monotonic() + federation.patience_seconds
+    while len(answers) < len(asked):
+        missing = {client: message for client, message in asked.items() if client not in answers}
+        answers |= post.gather(missing, 0, check, 0)
+        if post.events.refused or (len(answers) < len(asked) and time.monotonic() > ends):
+            raise PromptFedError(f"The run cannot begin: {post.complaints()}")
+        if len(answers) < len(asked):
+            time.sleep(RETRY_SECONDS)
+    answers = dict(sorted(answers.items()))
+    first = answers[0].head
+    for client, answer in answers.items():
+        for key, what in (("classes", "classes"), ("shape", "image size")):
+            if answer.head[key] != first[key]:
+                raise PromptFedError(
+                    f"{federation.sites[client]} and {federation.sites[0]} differ in their {what}: "
+                    f"{answer.head[key]} and {first[key]}; "
+                    + ("name all classes in fed.toml." if key == "classes" else "set data.size in the recipe.")
+                )
+    sites: Line = {
+        "classes": first["classes"],
+        "shape": first["shape"],
+        "weights": [float(answer.tree["weight"]) for answer in answers.values()],
+        "sites": {
+            federation.sites[client]: {key: answer.head.get(key) for key in ("train", "test")}
+            for client, answer in answers.items()
+        },
+    }
+    write_json(path, sites)
+    return sites
+
+
+def _conclude(loop: RemoteLoop, recipe: Recipe, digest: str) -> Line:
+    """Let every site write its own model and report, then write the summary and the report of the whole."""
+    record = loop.record
+    after = loop.after()
+    loop.remote.final = True
+    adapted = loop.adapted()
+    if adapted is None:
+        loop.closing()
+    about = {
+        "method": recipe.method["name"],
+        "dataset": "sites",
+        "partition": "sites",
+        "backbone": recipe.backbone["name"],
+        "seed": recipe.seed,
+        "clients": recipe.clients,
+        "rounds": recipe.rounds,
+        "device": "sites",
+        "recipe_hash": recipe.hash,
+        "partition_hash": digest,
+    }
+    if (accountant := loop.guards.accountant) is not None:
+        spent = accountant.spent([line["clients"] for line in record.rounds], loop.everyone.tolist())
+        about["privacy"] = {"epsilon": spent, "delta": accountant.delta}
+    summary = summarise(record, about, adapted, after)
+    summary["sites"] = _tally(record.rounds)
+    record.finish(summary)
+    write_report([record.folder])
+    return summary
+
+
+def _tally(rounds: list[Line]) -> Line:
+    """Count the rounds in which each site was silent, and its refused and late answers."""
+    total: Line = {"silent": {}, "refused": {}, "late": {}}
+    for line in rounds:
+        for site in line["sites"]["silent"]:
+            total["silent"][site] = total["silent"].get(site, 0) + 1
+        for site, reasons in line["sites"]["refused"].items():
+            total["refused"][site] = total["refused"].get(site, 0) + len(reasons)
+        for site, count in line["sites"]["late"].items():
+            total["late"][site] = total["late"].get(site, 0) + count
+    return total

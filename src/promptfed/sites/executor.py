@@ -1,0 +1,67 @@
+"""A site on NVIDIA FLARE: an executor that hands every request to the site's worker, in FLARE's job process."""
+
+import os
+import threading
+from pathlib import Path
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+
+from promptfed.sites.frames import DATA, DEVICE, HOME, Child, worker_command
+
+POLL_SECONDS = 0.1
+
+
+class Site(Executor):  # type: ignore[misc]
+    """Hands requests to the site's worker, a child process: whatever kills that one, this one survives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._child: Child | None = None
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        """Return the worker's answer, or the reason for none."""
+        reply = Shareable()
+        try:
+            child = self._worker(fl_ctx)
+            outcome: dict[str, object] = {}
+            asking = threading.Thread(target=_ask, args=(child, shareable["request"], outcome), daemon=True)
+            asking.start()
+            while asking.is_alive():
+                asking.join(POLL_SECONDS)
+                if abort_signal.triggered:
+                    self.close()
+            reply.update(outcome)
+        except Exception as error:  # if the job process failed, FLARE would end the whole job
+            reply["reason"] = f"its job failed: {type(error).__name__}"
+            self.log_exception(fl_ctx, "a request failed")
+        return reply
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Start the worker with the job, so that it is ready for the first request, and end it with the job."""
+        if event_type == EventType.START_RUN:
+            self._worker(fl_ctx).start()
+        elif event_type == EventType.END_RUN:
+            self.close()
+
+    def close(self) -> None:
+        """End the worker."""
+        if self._child is not None:
+            self._child.close()
+
+    def _worker(self, fl_ctx: FLContext) -> Child:
+        if self._child is None:
+            site, home = fl_ctx.get_identity_name(), Path(os.environ[HOME])
+            command = worker_command(site, home, os.environ[DATA], os.environ.get(DEVICE, "auto"))
+            self._child = Child(command, home / "worker.log")
+        return self._child
+
+
+def _ask(child: Child, request: bytes, outcome: dict[str, object]) -> None:
+    try:
+        outcome["answer"] = child.ask(request)
+    except OSError as error:
+        outcome["reason"] = str(error)

@@ -1,0 +1,94 @@
+"""The coordinator on NVIDIA FLARE: a controller that conducts the run, in FLARE's job process.
+
+A job is disposable: all state lies in our run folder and at the sites, so whatever kills a job, the supervisor submits
+the next one and the run goes on from its last finished round.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from nvflare.apis.controller_spec import ClientTask, Task
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+
+from promptfed.errors import PromptFedError
+from promptfed.files import write_json
+from promptfed.sites.coordinator import Busy, conduct
+from promptfed.sites.seam import Deliver, Desk, Silence
+from promptfed.sites.settings import FAILED, read_federation
+
+TASK = "work"  # the only task there is
+
+
+class Aborted(Exception):  # noqa: N818  (someone has ended the job, which is no error)
+    """The job is being ended."""
+
+
+class FlareExchange:
+    """Sends every site a task of its own. A task stands until its site answers, so a late answer is seen as such."""
+
+    def __init__(self, controller: "Conductor", fl_ctx: FLContext, abort: Signal, patience: float) -> None:
+        self.desk = Desk()
+        self.late = self.desk.late
+        self._controller, self._fl_ctx, self._abort = controller, fl_ctx, abort
+        self._patience = max(1, int(patience))
+
+    def exchange(self, round: int, requests: Mapping[str, bytes], timeout: float) -> dict[str, bytes | Silence]:  # noqa: A002
+        """Send each site its own request; return what each of them answered."""
+        return self.desk.exchange(round, requests, timeout, self._send, self._check)
+
+    def _check(self) -> None:
+        if self._abort.triggered:
+            raise Aborted
+
+    def _send(self, site: str, request: bytes, deliver: Deliver) -> None:
+        engine = self._fl_ctx.get_engine()
+        if site not in {client.name for client in engine.get_clients()}:
+            deliver(Silence("it is not connected"))
+            return
+
+        def received(client_task: ClientTask, fl_ctx: FLContext) -> None:
+            answer, reason = client_task.result.get("answer"), client_task.result.get("reason")
+            client_task.result = None
+            deliver(answer if isinstance(answer, bytes) else Silence(str(reason or "its job gave no answer")))
+
+        data = Shareable()
+        data["request"] = request
+        task = Task(name=TASK, data=data, timeout=self._patience, result_received_cb=received)
+        self._controller.send(task=task, fl_ctx=self._fl_ctx, targets=[site])
+
+
+class Conductor(Controller):  # type: ignore[misc]
+    """Conducts the run in `folder`; runs in the server's job process."""
+
+    def __init__(self, folder: str, federation: str) -> None:
+        super().__init__(task_check_period=0.05)
+        self.folder, self.federation = Path(folder), Path(federation)
+
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        """Do nothing: the run folder has all there is."""
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        """Run what is left of the run."""
+        federation = read_federation(self.federation)
+        exchange = FlareExchange(self, fl_ctx, abort_signal, federation.patience_seconds)
+        try:
+            conduct(self.folder, federation, exchange, lambda line: None)
+        except Aborted:
+            self.log_info(fl_ctx, "the job is ended; the run can go on in another one")
+        except Busy as error:
+            self.log_info(fl_ctx, str(error))
+        except PromptFedError as error:
+            write_json(self.folder / FAILED, {"reason": str(error)})
+            self.log_error(fl_ctx, str(error))
+
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        """Do nothing: every finished round is saved already."""
+
+    def process_result_of_unknown_task(
+        self, client: object, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
+    ) -> None:
+        """Drop an answer nobody has asked for."""
+        self.log_info(fl_ctx, "an answer to no standing request was dropped")

@@ -1,0 +1,132 @@
+"""One client's end of a run: the recipe's method on this machine's own data. The coordinator's has blank images."""
+
+import tomllib
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from promptfed import config
+from promptfed.config import Recipe
+from promptfed.data import open_dataset
+from promptfed.data.batches import Shards
+from promptfed.data.dataset import Dataset
+from promptfed.data.partition import Partition
+from promptfed.data.split import evaluated_on
+from promptfed.errors import PromptFedError
+from promptfed.federation.fleet import OneByOne
+from promptfed.federation.loop import rng_for
+from promptfed.federation.store import Store
+from promptfed.guards import Guards
+from promptfed.method import Method, Task
+from promptfed.record import Record
+from promptfed.runner import Plan, make_loop, make_task, pick_device, single
+from promptfed.tree import Tree
+
+
+@dataclass(frozen=True)
+class Place:
+    """The run as client number `client` sees it."""
+
+    recipe: Recipe
+    client: int
+    method: Method
+    task: Task
+    shards: Shards
+    store: Store
+    fleet: OneByOne
+    dataset: Dataset
+    guards: Guards
+    rounds: int  # as many of the recipe's as its privacy budget allows
+    fresh: Tree  # its personal tree before the first round
+
+
+def read_recipe(text: str, where: str) -> Recipe:
+    """Return the recipe in `text`, which is one run, not a sweep."""
+    try:
+        return single(config.expand(tomllib.loads(text), (), where))
+    except tomllib.TOMLDecodeError as error:
+        raise PromptFedError(f"The recipe of {where} is no valid TOML: {error}.") from error
+
+
+def own_data(source: str, recipe: Recipe) -> Dataset:
+    """Return this machine's data: a folder of photographs, an .npz file, or a data set by name.
+
+    The options of the recipe's data set count where it is of the same kind.
+    """
+    name = source
+    if ":" not in name and Path(name).expanduser().is_dir():
+        name = f"folder:{name}"
+    elif ":" not in name and name.endswith(".npz"):
+        name = f"npz:{name}"
+    options = {key: value for key, value in recipe.data.items() if key != "name"}
+    same = str(recipe.data["name"]).partition(":")[0] == name.partition(":")[0]
+    dataset = open_dataset(name, **(options if same else {}))
+    return evaluated_on(dataset, recipe.evaluate["split"], recipe.seed)
+
+
+def blank(shape: tuple[int, int], classes: tuple[str, ...]) -> Dataset:
+    """Return two black images, enough to learn what a method's answers look like."""
+    return Dataset(
+        name="blank",
+        images=np.zeros((2, *shape, 3), np.uint8),
+        labels=np.array([0, len(classes) - 1], np.int64),
+        test=np.zeros(2, np.bool_),
+        classes=classes,
+        domains=np.zeros(2, np.int64),
+        domain_names=("blank",),
+    )
+
+
+def relabelled(dataset: Dataset, classes: tuple[str, ...]) -> Dataset:
+    """Return `dataset` with its labels counted in the federation's classes."""
+    if dataset.classes == classes:
+        return dataset
+    foreign = [name for name in dataset.classes if name not in classes]
+    if foreign:
+        raise PromptFedError(f'Class "{foreign[0]}" of {dataset.name} is none of the federation\'s classes.')
+    order = np.array([classes.index(name) for name in dataset.classes], np.int64)
+    return replace(dataset, labels=order[dataset.labels], classes=classes)
+
+
+def settle(recipe: Recipe, dataset: Dataset, client: int, device: str, folder: Path) -> Place:
+    """Build the run's method, backbone and batches for the client whose data is all of `dataset`.
+
+    Every client number holds the same images here; only this client's own is ever asked for.
+    """
+    # a site is a domain of its own: where its images came from before is its own business
+    dataset = replace(
+        dataset,
+        domains=np.full(len(dataset), client, np.int64),
+        domain_names=tuple(map(str, range(recipe.clients))),
+    )
+    where = pick_device(device)
+    task = make_task(recipe, dataset, where)
+    if task.backbone.statistics is not None:
+        mean, std = task.backbone.statistics
+        dataset = replace(dataset, mean=mean, std=std)
+    train, test = (np.flatnonzero(dataset.dealt & part) for part in (~dataset.test, dataset.test))
+    method = config.build_method(recipe)
+    plan = Plan(recipe, method, dataset, Partition("site", (train,), (test,)), task, where)
+    alone = make_loop(plan, Record(folder))
+    count = recipe.clients
+    shards = Shards(alone.shards.pool, [train] * count, [test] * count, recipe.seed, alone.shards.draws)
+
+    def begin(number: int) -> Tree:
+        return method.init_client(alone.task, shards.data([number], 0, stacked=False), rng_for(recipe.seed, number))
+
+    store = Store(begin, folder / "unused")
+    fleet = OneByOne(method, alone.task, shards, store)
+    return Place(
+        recipe=recipe,
+        client=client,
+        method=method,
+        task=alone.task,
+        shards=shards,
+        store=store,
+        fleet=fleet,
+        dataset=dataset,
+        guards=alone.guards,
+        rounds=alone.settings.rounds,
+        fresh=begin(client),
+    )

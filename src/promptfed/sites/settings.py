@@ -1,0 +1,68 @@
+"""fed.toml: who takes part, where the coordinator is, and the rules of a round."""
+
+import re
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from promptfed import options
+from promptfed.errors import PromptFedError, choice
+from promptfed.options import Count, Positive, Whole
+
+LOCK = ".lock"  # in a run folder: held, and with its number in it, by the process that conducts the run
+FAILED = "failed.json"  # in a run folder: why the run cannot go on, if it cannot
+
+
+@dataclass(frozen=True)
+class Federation:
+    """A federation: its sites by name, client 0 first, and how long and for how many of them a round waits."""
+
+    sites: tuple[str, ...]
+    name: str = "promptfed"
+    coordinator: str = "localhost"  # the host name the sites reach it by; its certificate says so
+    port: Count = 8002
+    admin_port: Count = 8003
+    classes: tuple[str, ...] = ()  # needed where not every site has images of every class
+    min_sites: Whole = 0  # answers without which a round does not count; 0: all
+    round_seconds: Positive = 3600.0  # a round closes at this deadline with those who answered
+    patience_seconds: Positive = 86400.0  # how long a round with too few answers is asked again
+    answer_mb: Positive = 1024.0  # the largest answer that is read
+
+    @property
+    def needed(self) -> int:
+        """Return how many answers a round needs."""
+        return self.min_sites or len(self.sites)
+
+
+NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+
+
+def read_federation(path: Path) -> Federation:
+    """Read fed.toml and refuse what could not work."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PromptFedError(f"The federation {path} cannot be read: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise PromptFedError(f"The federation {path} is no valid TOML: {error}.") from error
+    return make_federation(content, str(path))
+
+
+def make_federation(content: dict[str, object], where: str) -> Federation:
+    """Return the federation of these keys."""
+    unknown = [key for key in content if key not in {field.name for field in fields(Federation)}]
+    if unknown:
+        raise choice("key", unknown[0], [field.name for field in fields(Federation)], where)
+    made = options.make(Federation, content, "federation")
+    if not made.sites:
+        raise PromptFedError(f'{where} names no sites; write for example sites = ["north", "south"].')
+    for name in (*made.sites, made.name):
+        if not NAME.fullmatch(name):
+            raise PromptFedError(f'"{name}" in {where} is no good name: use small letters, digits and inner hyphens.')
+    if len(set(made.sites)) < len(made.sites):
+        raise PromptFedError(f"{where} names a site twice.")
+    if made.coordinator in made.sites or made.name in made.sites:
+        raise PromptFedError(f"{where} gives a site the coordinator's name.")
+    if made.min_sites > len(made.sites):
+        raise PromptFedError(f"min_sites={made.min_sites} in {where} is more than the {len(made.sites)} sites.")
+    return made

@@ -1,0 +1,369 @@
+"""Keeps a federation going: restarts a dead server or site, and submits job after job until the run is finished."""
+
+import contextlib
+import fcntl
+import io
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from promptfed.errors import PromptFedError
+from promptfed.files import write_json
+from promptfed.sites import kits
+from promptfed.sites.settings import FAILED, LOCK, Federation, read_federation
+
+RESTART_SECONDS = 1.0
+WATCH_SECONDS = 0.5
+PRESENCE_SECONDS = 3.0  # between two looks at who is connected and at work
+START_SECONDS = 120.0  # in which a submitted job must have begun
+FRUITLESS = 5  # jobs in a row that may end without a finished round
+END_SECONDS = 8.0  # a parent process gets to end by itself
+
+Say = Callable[[str], None]
+
+
+# -- a parent process: the server's, or a site's -----------------------------------------------------------------------
+
+
+def keep_up(kit: Path, log: Path, pid_file: Path, environment: Mapping[str, str], say: Say) -> None:
+    """Run the party's parent process until Ctrl-C or a termination signal; start it again whenever it dies."""
+    pid_file.parent.mkdir(parents=True, exist_ok=True)
+    leader = pid_file.with_suffix(".group")
+    with _alone(pid_file), _terminated() as stopping, log.open("ab") as out:
+        _end_leftover(leader, kit)
+        while not stopping:
+            process = subprocess.Popen(
+                kits.parent_command(kit),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=dict(environment),
+                start_new_session=True,
+            )
+            leader.write_text(str(process.pid), encoding="utf-8")
+            try:
+                while process.poll() is None and not stopping:
+                    time.sleep(0.1)
+            finally:
+                _end_group(process)
+            if not stopping:
+                say(f"The process ended with code {process.returncode}; it is started again.")
+                _wait(RESTART_SECONDS, stopping)
+
+
+def _end_leftover(leader: Path, kit: Path) -> None:
+    """End what an earlier keeper has left running, if it was killed: no party may be there twice."""
+    if not leader.exists():
+        return
+    group = int(leader.read_text(encoding="utf-8") or 0)
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            member = int(path.parent.name)
+            if group and os.getpgid(member) == group and str(kit.resolve()).encode() in path.read_bytes():
+                os.kill(member, signal.SIGKILL)
+
+
+@contextmanager
+def _alone(pid_file: Path) -> Iterator[None]:
+    """Hold the file that names this process; a second one for the same party is refused."""
+    with pid_file.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise PromptFedError(f"It is running already, see {pid_file}.") from error
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        try:
+            yield
+        finally:
+            file.truncate(0)
+
+
+@contextmanager
+def _terminated() -> Iterator[list[int]]:
+    """Collect Ctrl-C and termination signals instead of dying of them."""
+    caught: list[int] = []
+    before = {
+        number: signal.signal(number, lambda n, _: caught.append(n)) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _wait(seconds: float, stopping: list[int]) -> None:
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends and not stopping:
+        time.sleep(0.1)
+
+
+def _end_group(process: "subprocess.Popen[bytes]") -> None:
+    """End a parent process and the job processes it has started, whose group it leads."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(END_SECONDS)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def running(pid_file: Path) -> int | None:
+    """Return the process that holds the file, if one does."""
+    if not pid_file.exists():
+        return None
+    with pid_file.open("r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return int(file.read() or 0) or None
+    return None
+
+
+# -- a run -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Presence:
+    """Who is connected, and which of them say that they have no job."""
+
+    connected: frozenset[str]
+    idle: frozenset[str]
+
+
+def connected(home: Path) -> frozenset[str] | None:
+    """Return the sites that are connected to the server; None if it does not answer."""
+    session = Session(home)
+    try:
+        presence = session.presence(patient=False)
+    finally:
+        session.close()
+    return None if presence is None else presence.connected
+
+
+class Session:
+    """The admin session with the server, made anew whenever it is lost."""
+
+    def __init__(self, home: Path, say: Say = lambda sentence: None) -> None:
+        self.home, self.say = home, say
+        self._session: Any = None
+        self._trouble = ""
+        logging.getLogger().addHandler(logging.NullHandler())  # else every lost connection fills the screen
+
+    def presence(self, patient: bool = True) -> Presence | None:
+        """Return who is connected and who is idle; None if the server is not there and nobody wants to wait for it."""
+
+        def look(session: Any) -> Presence:
+            there = {client.name for client in session.get_system_info().client_info}
+            entries = session.get_client_job_status() if there else []
+            # one that has just died is on the list for a while, but says nothing
+            idle = {str(entry["client_name"]) for entry in entries or () if entry.get("status") == "no_jobs"}
+            return Presence(frozenset(there), frozenset(idle))
+
+        found: Presence | None = self.command(look, patient=patient)
+        return found
+
+    def command(self, work: Callable[[Any], Any], patient: bool = True) -> Any:
+        """Do something with the session; while the server is not there, wait for it, or return None."""
+        kits.require_flare()
+        from nvflare.fuel.flare_api import api_spec
+        from nvflare.fuel.flare_api.flare_api import new_secure_session
+
+        hopeless = (
+            api_spec.AuthenticationError,
+            api_spec.AuthorizationError,
+            api_spec.InvalidArgumentError,
+            api_spec.InvalidJobDefinition,
+        )
+
+        while True:
+            try:
+                if self._session is None:
+                    admin = str((self.home / "kits" / "admin").resolve())
+                    with contextlib.redirect_stdout(io.StringIO()):  # it prints that it connects
+                        self._session = new_secure_session(kits.ADMIN, admin, timeout=10)
+                return work(self._session)
+            except hopeless as error:
+                raise PromptFedError(f"The server refuses: {error}.") from error
+            except Exception as error:  # the session raises many other kinds, all of which mean: not now
+                self.close()
+                if not patient:
+                    return None
+                if str(error) != self._trouble:
+                    self._trouble = str(error)
+                    self.say(f"Waiting for the server: {error}.")
+                time.sleep(RESTART_SECONDS)
+
+    def close(self) -> None:
+        """Leave."""
+        if self._session is not None:
+            with contextlib.suppress(Exception):
+                self._session.close()
+            self._session = None
+
+
+class Supervisor:
+    """Sees one run through: submits a job, watches it, and submits the next one if it was lost."""
+
+    def __init__(self, home: Path, folder: Path, say: Say, shown: Callable[[dict[str, Any]], None]) -> None:
+        self.home, self.folder, self.say, self.shown = home.resolve(), folder.resolve(), say, shown
+        self.federation: Federation = read_federation(home / "fed.toml")
+        self.session = Session(home, say)
+        self._lines = 0
+
+    def run(self) -> dict[str, Any]:
+        """Return the summary once the run is finished."""
+        fruitless = 0
+        self.show()
+        try:
+            while True:
+                if (found := self._outcome()) is not None:
+                    return found
+                before = self._lines
+                if not self._at_work():
+                    self._submit()
+                self._watch()
+                self.show()
+                fruitless = 0 if self._lines > before else fruitless + 1
+                if fruitless == FRUITLESS:
+                    raise PromptFedError(
+                        f"{FRUITLESS} jobs in a row ended without a finished round; see {self.home / 'server.log'}."
+                    )
+        finally:
+            self.session.close()
+
+    def _outcome(self) -> dict[str, Any] | None:
+        failed, summary = self.folder / FAILED, self.folder / "summary.json"
+        if failed.exists():
+            reason = json.loads(failed.read_text(encoding="utf-8"))["reason"]
+            failed.unlink()
+            raise PromptFedError(reason)
+        if summary.exists():
+            found: dict[str, Any] = json.loads(summary.read_text(encoding="utf-8"))
+            return found
+        return None
+
+    def show(self) -> None:
+        """Show the rounds that were finished since."""
+        path = self.folder / "rounds.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        for line in lines[self._lines :]:
+            with contextlib.suppress(ValueError):  # the last line may still be being written
+                self.shown(json.loads(line))
+                self._lines += 1
+
+    def _at_work(self) -> int | None:
+        """Return the process that conducts the run, if one does."""
+        return running(self.folder / LOCK)
+
+    def _submit(self) -> None:
+        """Wait until enough sites are there, then submit the next job and wait until it has begun."""
+        told = False
+        while len(there := self._connected()) < self._wanted():
+            if not told:
+                missing = sorted(set(self.federation.sites) - there)
+                self.say(f"Waiting for {', '.join(missing)}.")
+                told = True
+            time.sleep(WATCH_SECONDS)
+        self._forget_job()
+        job = self.session.command(lambda session: session.submit_job(str(self._job_folder())))
+        write_json(self.folder / "job.json", {"job": job})
+        ends = time.monotonic() + START_SECONDS
+        while time.monotonic() < ends and not self._at_work() and not self._over():
+            time.sleep(0.1)
+
+    def _connected(self) -> frozenset[str]:
+        presence = self.session.presence()
+        return presence.connected if presence is not None else frozenset()
+
+    def _wanted(self) -> int:
+        """Return how many sites a job needs: all for the first, then as many as a round."""
+        return self.federation.needed if (self.folder / "sites.json").exists() else len(self.federation.sites)
+
+    def _over(self) -> bool:
+        return (self.folder / FAILED).exists() or (self.folder / "summary.json").exists()
+
+    def _job_folder(self) -> Path:
+        """Write the job: which of our classes run where, and with what."""
+        folder = self.folder / "job"
+        shutil.rmtree(folder, ignore_errors=True)
+        name = self.folder.name
+        config = folder / "app" / "config"
+        config.mkdir(parents=True)
+        meta = {
+            "name": name,
+            "resource_spec": {},
+            "min_clients": self._wanted(),
+            "deploy_map": {"app": ["@ALL"]},
+        }
+        given = {"folder": str(self.folder.resolve()), "federation": str((self.home / "fed.toml").resolve())}
+        server = {
+            "format_version": 2,
+            "server": {"heart_beat_timeout": 600, "task_request_interval": 0.02},
+            "task_data_filters": [],
+            "task_result_filters": [],
+            "components": [],
+            "workflows": [{"id": "conductor", "path": kits.ALLOWED[0], "args": given}],
+        }
+        client = {
+            "format_version": 2,
+            "executors": [{"tasks": ["work"], "executor": {"path": kits.ALLOWED[1], "args": {}}}],
+            "task_data_filters": [],
+            "task_result_filters": [],
+            "components": [],
+        }
+        write_json(folder / "meta.json", meta)
+        write_json(config / "config_fed_server.json", server)
+        write_json(config / "config_fed_client.json", client)
+        return folder
+
+    def _watch(self) -> None:
+        """Return when the job is no longer at work; end it if a site is back that is no part of it."""
+        looked = absent = 0.0
+        began = time.monotonic()
+        while self._at_work():
+            self.show()
+            time.sleep(WATCH_SECONDS)
+            now = time.monotonic()
+            if now - looked < PRESENCE_SECONDS or now - began < 2 * PRESENCE_SECONDS:
+                continue
+            looked = now
+            presence = self.session.presence(patient=False)
+            if presence is None:
+                continue
+            idle = presence.idle
+            absent = absent + 1 if idle else 0
+            if absent >= 2 and self._at_work() and not self._over():
+                self.say(f"{', '.join(sorted(idle))} is back; the run goes on in a new job.")
+                self._end_job()
+
+    def _forget_job(self) -> None:
+        """Tell the server to end the last job, whatever it thinks has become of it."""
+        path = self.folder / "job.json"
+        if path.exists():
+            job = json.loads(path.read_text(encoding="utf-8"))["job"]
+            with contextlib.suppress(PromptFedError):
+                self.session.command(lambda session: session.abort_job(job), patient=False)
+
+    def _end_job(self) -> None:
+        """End the job at work: by its server, or, if that has forgotten it, by its process."""
+        self._forget_job()
+        ends = time.monotonic() + 15
+        while self._at_work() and time.monotonic() < ends:
+            time.sleep(0.1)
+        if process := self._at_work():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+            time.sleep(WATCH_SECONDS)

@@ -1,0 +1,87 @@
+"""What travels: one safetensors blob per message, its head in the metadata. Whatever comes in is checked before use."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from promptfed.errors import PromptFedError
+from promptfed.tree import Tree
+
+FORMAT = 1
+HEAD_LIMIT = 2**20  # bytes of a message that are not numbers
+Head = dict[str, Any]
+Shapes = dict[str, tuple[torch.dtype, tuple[int, ...]]]
+
+
+class Refused(PromptFedError):  # noqa: N818  (it is read as: the answer is refused)
+    """A message that must not be used; the sentence says why."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """A head of plain JSON values, and a tree."""
+
+    head: Head
+    tree: Tree
+
+
+def pack(message: Message) -> bytes:
+    """Return the message as bytes; the order of names, which sums depend on, is kept."""
+    plain = {name: _plain(value) for name, value in message.tree.items()}
+    head = json.dumps({"format": FORMAT, "order": list(plain), **message.head})
+    return save(plain, metadata={"head": head})
+
+
+def _plain(value: torch.Tensor) -> torch.Tensor:
+    return value.detach().cpu().clone(memory_format=torch.contiguous_format)
+
+
+def unpack(data: bytes, limit: int) -> Message:
+    """Return the message in `data`, or refuse what is larger than `limit` bytes or no message at all."""
+    if len(data) > limit:
+        raise Refused(f"it has {len(data):,} bytes, more than the {limit:,} allowed")
+    try:
+        size = int.from_bytes(data[:8], "little")
+        if size > HEAD_LIMIT:
+            raise Refused(f"its head has {size:,} bytes, more than the {HEAD_LIMIT:,} allowed")
+        head = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["head"])
+        tree = load(data)
+        if head["format"] != FORMAT:
+            raise Refused(f"it has format {head['format']}, this version reads {FORMAT}")
+        order = head.pop("order")
+        if sorted(order) != sorted(tree):
+            raise Refused("its names are not those it announces")
+        return Message(head, {name: tree[name] for name in order})
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
+        raise Refused("it is no message of PromptFed") from error
+
+
+def shapes(tree: Tree) -> Shapes:
+    """Return the names, types and shapes of a tree."""
+    return {name: (value.dtype, tuple(value.shape)) for name, value in tree.items()}
+
+
+def check(tree: Tree, expected: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> None:
+    """Refuse a tree with other names, types or shapes, or with a number that is not finite."""
+    if tree.keys() != expected.keys():
+        missing, foreign = sorted(expected.keys() - tree.keys()), sorted(tree.keys() - expected.keys())
+        raise Refused(f"its names are wrong: missing {missing}, not expected {foreign}")
+    for name, (dtype, shape) in expected.items():
+        value = tree[name]
+        if value.dtype != dtype:
+            raise Refused(f'"{name}" has type {value.dtype}, not {dtype}')
+        if tuple(value.shape) != shape:
+            raise Refused(f'"{name}" has shape {list(value.shape)}, not {list(shape)}')
+    check_finite(tree)
+
+
+def check_finite(tree: Tree) -> None:
+    """Refuse a tree that holds a number that is not finite."""
+    for name, value in tree.items():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise Refused(f'"{name}" holds a number that is not finite')

@@ -1,0 +1,296 @@
+"""What a site does with a request: train, test, keep its personal tree in its own folder, and log what leaves.
+
+    HOME/outbox.jsonl              a line per answer: names, shapes, bytes and norms of all that left, never a value
+    HOME/runs/RUN/versions/        personal trees, each named by the round and the request that made it
+    HOME/runs/RUN/model.safetensors, report.json     what the site ends up with
+
+A request names the version it builds on. So a round that came to nothing, a late answer, or a coordinator that went
+back to its last checkpoint leaves no trace in the site's state.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from promptfed import tree
+from promptfed.errors import PromptFedError
+from promptfed.federation.store import read_tree, write_tree
+from promptfed.files import write_json
+from promptfed.sites import wire
+from promptfed.sites.frames import read_frame, write_frame
+from promptfed.sites.place import Place, own_data, read_recipe, relabelled, settle
+from promptfed.sites.wire import Head, Message, Refused
+from promptfed.tree import Tree
+
+log = logging.getLogger("promptfed.site")
+KEPT = ("run", "round", "nonce", "kind")  # what an answer repeats of its request
+NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
+
+
+@dataclass
+class Worker:
+    """One site: its name, its own folder, its data, and the run it last worked for."""
+
+    site: str
+    home: Path
+    data: str
+    device: str = "auto"
+    limit: int = 2**30  # bytes of the largest request it reads
+    outside: bool = False  # also run methods that a recipe names by a dotted path
+    _key: object = None
+    _place: Place | None = None
+    _once: Tree = field(default_factory=dict)
+
+    def answer(self, request: bytes) -> bytes:
+        """Return the answer to a request; whatever goes wrong becomes an answer too."""
+        head: Head = {"site": self.site}
+        try:
+            message = wire.unpack(request, self.limit)
+            head |= {key: message.head[key] for key in KEPT}
+            if message.head["site"] != self.site:
+                raise Refused(f'the request is for "{message.head["site"]}"')
+            reply = self._work(message)
+        except Refused as refusal:
+            reply = Message({"error": str(refusal)}, {})
+        except Exception as error:  # a site must survive anything; details may hold private things and stay here
+            log.error("%s", traceback.format_exc())
+            reply = Message({"error": f"{type(error).__name__}; the site's own log has the details"}, {})
+        data = wire.pack(Message(head | reply.head, reply.tree))
+        self._log(head | reply.head, reply.tree, len(data))
+        return data
+
+    def _work(self, message: Message) -> Message:
+        kinds: dict[str, Callable[[Place, Path, Message], Message]] = {
+            "hello": self._hello,
+            "fit": self._fit,
+            "evaluate": self._evaluate,
+        }
+        head = message.head
+        if head["kind"] not in kinds or not NAME.fullmatch(head["run"]):
+            raise Refused("the request is of no known kind")
+        wire.check_finite(message.tree)
+        folder = self.home / "runs" / head["run"]
+        folder.mkdir(parents=True, exist_ok=True)
+        return kinds[head["kind"]](self._settled(head, folder), folder, message)
+
+    def _settled(self, head: Head, folder: Path) -> Place:
+        """Return this site's end of the run, built at the first request: the backbone is loaded once."""
+        key = head["run"], head["recipe"], head["client"], tuple(head["classes"] or ())
+        if self._place is None or key != self._key:
+            recipe = read_recipe(head["recipe"], "the coordinator")
+            if ":" in str(recipe.method["name"]) and not self.outside:
+                raise Refused(f"method {recipe.method['name']} is not PromptFed's own; this site runs no other code")
+            if recipe.guards.get("noise") and recipe.guards["entropy"] != "system":
+                raise Refused("noise that the coordinator can work out hides nothing; set guards.entropy=system")
+            dataset = own_data(self.data, recipe)
+            if head["classes"]:
+                dataset = relabelled(dataset, tuple(head["classes"]))
+            torch.set_float32_matmul_precision("high" if recipe.fleet["precision"] == "tf32" else "highest")
+            self._place = settle(recipe, dataset, head["client"], self.device, folder)
+            self._key, self._once = key, {}
+            log.info("run %s: %s images", head["run"], len(dataset))
+        return self._place
+
+    def _hello(self, place: Place, folder: Path, message: Message) -> Message:
+        shards, client = place.shards, place.client
+        size = {"train": len(shards.rows["train"][client]), "test": len(shards.rows["test"][client])}
+        about = {"classes": list(place.dataset.classes), "shape": list(place.dataset.images.shape[1:3]), **size}
+        return Message(about, {"weight": _weight(place)})
+
+    def _fit(self, place: Place, folder: Path, message: Message) -> Message:
+        head, down, personal = message.head, self._whole(place, folder, message), self._load(place, folder, message)
+        place.store.put(place.client, personal)
+        place.store.seal()
+        seen = place.shards.pool.seen
+        fitted = place.fleet.fit(
+            head["round"], torch.tensor([place.client]), _stacked(down), keep=head["keep"], test=head["test"]
+        )
+        up, weight = tree.row(fitted.up, 0), fitted.weights[0]
+        if private := sorted(up.keys() & personal.keys()):
+            raise Refused(f"{private} are personal and must not leave the site")
+        images, parts = place.shards.pool.seen - seen, {"tested": tree.row(fitted.tested, 0)}
+        if not head["keep"]:  # a training that is only tested: nothing of it leaves
+            return Message({"images": images}, joined(parts))
+        self._spend(place, folder)
+        _, up, weight = place.guards.protect(head["round"], torch.tensor(place.client), down, up, weight)
+        self._keep(place, folder, head)
+        parts = {"up": up, "measures": tree.row(fitted.measures, 0)} | parts
+        return Message({"images": images}, joined(parts) | {"weight": weight})
+
+    def _spend(self, place: Place, folder: Path) -> None:
+        """Count the noisy answers this site has given in the run, and refuse one that its budget does not allow."""
+        accountant, path = place.guards.accountant, folder / "answers.json"
+        if accountant is None or accountant.place != "local":
+            return
+        given = json.loads(path.read_text(encoding="utf-8")) if path.exists() else 0
+        if accountant.budget and given >= accountant.most(place.client):
+            raise Refused(f"its privacy budget allows no more than {given} answers")
+        write_json(path, given + 1)
+
+    def _evaluate(self, place: Place, folder: Path, message: Message) -> Message:
+        head, down, personal = message.head, self._whole(place, folder, message), self._load(place, folder, message)
+        place.store.put(place.client, personal)
+        place.store.seal()
+        client = torch.tensor([place.client])
+        sums = place.fleet.evaluate(head["round"], client, lambda _: _stacked(down), adapt=head["adapt"])
+        sums = tree.row(sums, 0)
+        if head["final"]:
+            self._conclude(place, folder, head, down, personal, sums)
+        return Message({}, joined({"tested": sums}))
+
+    def _conclude(self, place: Place, folder: Path, head: Head, down: Tree, personal: Tree, sums: Tree) -> None:
+        """Write what the site ends up with: its model, and a report of its own accuracy."""
+        params = down | personal
+        if head["adapt"]:
+            data = place.shards.data([place.client], head["round"], stacked=False)
+            params = place.method.adapt(place.task, down, personal, data)
+        write_tree(folder / "model.safetensors", params)
+        about = {"site": self.site, "run": head["run"], "rounds": head["round"], "method": place.recipe.method["name"]}
+        known = {name: float(value) for name, value in sums.items() if value.ndim == 0}
+        share = known["correct"] / known["count"] if known.get("count") and "correct" in known else None
+        write_json(folder / "report.json", about | {"accuracy": share} | known)
+
+    # -- what stays here ----------------------------------------------------------------------------------------------
+    def _whole(self, place: Place, folder: Path, message: Message) -> Tree:
+        """Return `down` with what came only once put back, in its old order."""
+        names, path = place.method.once, folder / "once.safetensors"
+        order: list[str] = message.head["names"]
+        wanted = [name for name in order if name in names]
+        came = {name: message.tree[name] for name in wanted if name in message.tree}
+        if came and len(came) == len(wanted):
+            write_tree(path, came)
+            self._once = came
+        elif wanted and not self._once:
+            if not path.is_file():
+                raise Refused("it no longer holds what is sent only once")
+            self._once = read_tree(path)
+        down = message.tree | self._once
+        return tree.to(tree.pick(down, order), place.shards.pool.x.device)
+
+    def _load(self, place: Place, folder: Path, message: Message) -> Tree:
+        """Return the personal tree the request builds on.
+
+        Versions older than the settled one are forgotten: no coordinator goes back beyond its last checkpoint.
+        """
+        base: str = message.head["base"]
+        if not place.fresh or not base:
+            return place.fresh
+        path = folder / "versions" / f"{base}.safetensors"
+        if not NAME.fullmatch(base) or not path.is_file():
+            raise Refused(f"it does not hold version {base} of its personal state")
+        for other in path.parent.glob("*.safetensors"):
+            if other.stem < message.head["settled"]:
+                other.unlink()
+        return read_tree(path)
+
+    def _keep(self, place: Place, folder: Path, head: Head) -> None:
+        after = place.store.get(place.client)
+        if after:
+            versions = folder / "versions"
+            versions.mkdir(exist_ok=True)
+            write_tree(versions / f"{version(head['round'], head['nonce'])}.safetensors", after)
+        place.store.discard()
+
+    def _log(self, head: Head, sent: Tree, size: int) -> None:
+        """Note what leaves: names, shapes and norms, never a value of an image or a weight."""
+        tensors = {
+            name: {"shape": list(value.shape), "bytes": tree.nbytes({name: value}), "norm": _norm(value)}
+            for name, value in sent.items()
+        }
+        line = {"time": round(time.time(), 3), **{key: head.get(key) for key in (*KEPT, "error")}, "bytes": size}
+        self.home.mkdir(parents=True, exist_ok=True)
+        with (self.home / "outbox.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line | {"tensors": tensors}) + "\n")
+
+
+def version(round: int, nonce: str) -> str:  # noqa: A002
+    """Return the name of the personal tree that the request of this nonce makes; names sort by round."""
+    return f"{round + 1:06d}-{nonce[:16]}"
+
+
+def joined(parts: dict[str, Tree]) -> Tree:
+    """Return several trees as one, each name behind its part's."""
+    return {f"{part}.{name}": value for part, content in parts.items() for name, value in content.items()}
+
+
+def _stacked(single: Tree) -> Tree:
+    return {name: value.unsqueeze(0) for name, value in single.items()}
+
+
+def _weight(place: Place) -> torch.Tensor:
+    """Return the weight as every answer will have it; with noise it is the same for all."""
+    weight, nothing = place.method.weight(place.shards.facts([place.client]))[0], {"nothing": torch.zeros(1)}
+    return place.guards.protect(0, torch.tensor(place.client), {}, nothing, weight)[2]
+
+
+def _norm(value: torch.Tensor) -> float:
+    return round(float(value.double().norm()), 6)
+
+
+# -- as a process of its own ------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Answer requests from standard input until it ends."""
+    parser = argparse.ArgumentParser()
+    for name in ("site", "home", "data", "device"):
+        parser.add_argument(f"--{name}", required=True)
+    given: Any = parser.parse_args()
+    # whatever a library prints must not end up between the answers
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    threading.Thread(target=_follow, args=(os.getppid(),), daemon=True).start()
+    home = Path(given.home)
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "lock").open("a+") as lock:
+        _succeed(lock)
+        worker = Worker(given.site, home, given.data, given.device)
+        while (request := read_frame(sys.stdin.buffer)) is not None:
+            write_frame(answers, worker.answer(request))
+
+
+def _succeed(lock: IO[str]) -> None:
+    """Become the site's only worker: one of a job that has been given up is ended."""
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            lock.seek(0)
+            if number := lock.read():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(number), signal.SIGKILL)
+            time.sleep(0.1)
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+
+
+def _follow(parent: int) -> None:
+    """End this process when its parent has ended, even in the middle of a round."""
+    while os.getppid() == parent:
+        time.sleep(0.2)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (PromptFedError, KeyboardInterrupt) as error:
+        sys.exit(f"promptfed: {error}")

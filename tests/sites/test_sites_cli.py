@@ -1,0 +1,65 @@
+"""`promptfed sites` says in one sentence what is wrong."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from promptfed.errors import PromptFedError
+from promptfed.sites.cli import app, told
+
+LINE = {
+    "round": 3,
+    "clients": [0, 2],
+    "received": {"mean": 0.5},
+    "sites": {
+        "silent": {"south": "it is not connected"},
+        "refused": {"west": ["it is no message"]},
+        "late": {"south": 1},
+    },
+    "traffic": {"down_bytes": 1500, "up_bytes": 1500},
+    "seconds": 0.25,
+}
+
+
+def fail(*words: str) -> str:
+    """Run a command that must fail; return its sentence."""
+    result = CliRunner().invoke(app, list(words))
+    assert isinstance(result.exception, PromptFedError)
+    return str(result.exception)
+
+
+@pytest.mark.parametrize("command", ["start", "status", "stop", "run"])
+def test_without_a_federation_the_way_to_one_is_named(command: str, tmp_path: Path) -> None:
+    sentence = fail(command, "--federation", str(tmp_path))
+    assert sentence == f"{tmp_path} is no federation; make one with: promptfed sites init fed.toml --out {tmp_path}"
+
+
+def test_a_run_needs_a_recipe_and_leaves_the_clients_to_the_federation(tmp_path: Path) -> None:
+    (tmp_path / "fed.toml").write_text('sites = ["a", "b"]')
+    place = ["--federation", str(tmp_path)]
+    assert fail("run", *place).startswith("Nothing to run: name a recipe or a method")
+    assert fail("run", "fedavg", "clients=5", *place) == "clients=5 is not for you to choose: there are 2 sites."
+    assert fail("run", "fedavgg", *place).endswith('did you mean "fedavg"?')
+    assert fail("run", *place, "--resume", str(tmp_path)).endswith("holds no run over sites to resume.")
+
+
+def test_a_site_needs_a_kit_and_data(tmp_path: Path) -> None:
+    assert "is no kit of a site" in fail("join", str(tmp_path), "--data", "nothing.npz")
+    (tmp_path / "site.json").write_text('{"site": "a"}')
+    assert "nothing.npz" in fail("join", str(tmp_path), "--data", "nothing.npz")
+    assert fail("join", str(tmp_path), "--data", "fashion-shop").endswith('did you mean "fashion-shops"?')
+
+
+def test_status_without_a_server(tmp_path: Path) -> None:
+    (tmp_path / "fed.toml").write_text('sites = ["a", "b"]')
+    result = CliRunner().invoke(app, ["status", "--federation", str(tmp_path)])
+    assert result.stdout == "server: down\na: unknown\nb: unknown\n"
+    assert CliRunner().invoke(app, ["stop", "--federation", str(tmp_path)]).stdout == "The server is not running.\n"
+
+
+def test_a_round_is_told_in_one_line() -> None:
+    assert told(LINE, ("north", "south", "west")) == (
+        "round 3 · accuracy 50.0 % · 2 of 3 sites · south: it is not connected · west refused: it is no message · "
+        "south: 1 late · 3 kB · 0.2 s"
+    )
