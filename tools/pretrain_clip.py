@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from pretrain_vit import Plan, leftover, probe, view
+from pretrain_vit import Plan, leftover, probe, training_options, view
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -363,11 +363,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Pretrain the embedded dual encoder on captioned photographs.")
     parser.add_argument("--data", type=Path, required=True, help="the folder with the official Fashion-MNIST files")
     parser.add_argument("--out", type=Path, default=EMBEDDED, help=f"the folder to write (default: {EMBEDDED})")
-    parser.add_argument("--device", type=torch.device, default="cuda")
-    parser.add_argument("--seconds", type=float, default=150.0, help="how long to train")
-    parser.add_argument("--steps", type=int, default=0, help="how many steps to train, in place of --seconds")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--batch", type=int, default=1024)
+    training_options(parser)
     parser.add_argument("--patch", type=int, default=4)
     parser.add_argument("--width", type=int, default=160)
     parser.add_argument("--depth", type=int, default=6)

@@ -30,7 +30,7 @@ import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 from PIL import Image
 from pretrain_clip import hub_tensors, paced, write_folder
-from pretrain_vit import Plan
+from pretrain_vit import Plan, training_options
 from torch import Tensor, nn
 
 from promptfed import tree
@@ -261,11 +261,7 @@ def main() -> None:
     parser.add_argument("--images", type=Path, action="append", required=True, help="an .npz or a folder; repeatable")
     parser.add_argument("--out", type=Path, required=True, help="the folder to write")
     parser.add_argument("--size", type=int, default=112, help="images are resized to so many pixels per side")
-    parser.add_argument("--device", type=torch.device, default="cuda")
-    parser.add_argument("--seconds", type=float, default=150.0, help="how long to train")
-    parser.add_argument("--steps", type=int, default=0, help="how many steps to train, in place of --seconds")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--batch", type=int, default=1024)
+    training_options(parser)
     parser.add_argument("--text-width", type=int, default=384)
     parser.add_argument("--text-depth", type=int, default=4)
     parser.add_argument("--text-heads", type=int, default=6)

@@ -50,6 +50,15 @@ class Plan:
     temperature: float = 0.2
 
 
+def training_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that every pretraining has."""
+    parser.add_argument("--device", type=torch.device, default="cuda")
+    parser.add_argument("--seconds", type=float, default=150.0, help="how long to train")
+    parser.add_argument("--steps", type=int, default=0, help="how many steps to train, in place of --seconds")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--batch", type=int, default=1024)
+
+
 def leftover(source: Path) -> Tensor:
     """Return the training photographs [N, 28, 28] of which fashion-shops has no copy."""
     images, labels = (read_idx(source / f"train-{name}-ubyte.gz") for name in ("images-idx3", "labels-idx1"))
@@ -255,11 +264,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Pretrain the embedded vision transformer without labels.")
     parser.add_argument("--data", type=Path, required=True, help="the folder with the official Fashion-MNIST files")
     parser.add_argument("--out", type=Path, default=EMBEDDED, help=f"the folder to write (default: {EMBEDDED})")
-    parser.add_argument("--device", type=torch.device, default="cuda")
-    parser.add_argument("--seconds", type=float, default=150.0, help="how long to train")
-    parser.add_argument("--steps", type=int, default=0, help="how many steps to train, in place of --seconds")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--batch", type=int, default=1024)
+    training_options(parser)
     parser.add_argument("--width", type=int, default=160)
     parser.add_argument("--depth", type=int, default=6)
     parser.add_argument("--heads", type=int, default=5)

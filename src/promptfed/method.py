@@ -358,6 +358,11 @@ class Method:
         """Return the model a client deploys; `data` is its TRAINING data."""
         return down | personal
 
+    @property
+    def adapts(self) -> bool:
+        """Say whether `adapt` changes anything; if not, the received model is the one a client deploys."""
+        return type(self).adapt is not Method.adapt
+
     def deploy(self, task: Task, server: Tree) -> Tree:
         """Return the model that needs no client, or an empty tree if the method has none."""
         return server

@@ -92,13 +92,17 @@ def test_without_aggregation_nothing_happens_to_those_left_out(tmp_path: Path) -
 class Adapted(FedAvg):
     """Deploys a model of zeros: whatever it received, it answers with class 0."""
 
+    @property
+    def adapts(self) -> bool:
+        return True
+
     def adapt(self, task: Task, down: Tree, personal: Tree, data: Data) -> Tree:
         return tree.map(torch.zeros_like, down)
 
 
 @pytest.mark.parametrize("fleet", ["one-by-one", "stacked"])
 def test_the_deployed_models_are_scored_if_they_differ(fleet: str, tmp_path: Path) -> None:
-    assert make(Local(), tmp_path / "plain", sizes=(9, 8), tests=(3, 4)).adapted() is None
+    assert make(FedAvg(), tmp_path / "plain", sizes=(9, 8), tests=(3, 4)).adapted() is None
     loop = make(Adapted(epochs=1), tmp_path / "run", fleet, sizes=(9, 8), tests=(3, 6))
     go(loop)
     adapted = loop.adapted()

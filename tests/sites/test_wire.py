@@ -51,7 +51,8 @@ def test_a_damaged_message_is_read_or_refused_but_never_breaks(data: st.DataObje
     place = data.draw(st.integers(0, len(whole) - 1))
     whole[place] ^= data.draw(st.integers(1, 255))
     with contextlib.suppress(Refused):
-        wire.unpack(bytes(whole), 2**20)
+        message = wire.unpack(bytes(whole), 2**20)
+        assert all(isinstance(value, torch.Tensor) for value in message.tree.values())
 
 
 def test_a_message_over_the_limit_is_refused() -> None:

@@ -207,7 +207,7 @@ class Loop:
 
     def adapted(self) -> Score | None:
         """Return the score of the models the clients deploy, if the method adapts what a client received."""
-        if type(self.method).adapt is Method.adapt:
+        if not self.method.adapts:
             return None
         sums = self._evaluate(self.server, self.settings.total, adapt=True)
         return score(sums["correct"].tolist(), sums["count"].tolist())

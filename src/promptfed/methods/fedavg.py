@@ -42,6 +42,11 @@ class FedAvg(Method):
         return tree.pick(tuned, down), personal
 
     # -- what a client deploys --------------------------------------------------
+    @property
+    def adapts(self) -> bool:
+        """Say whether there is any fine-tuning."""
+        return self.tune_epochs > 0
+
     def adapt(self, task: Task, down: Tree, personal: Tree, data: Data) -> Tree:
         """Return w after `tune_epochs` more epochs on TRAINING images of the client."""
         batches = data.batches("tune", size=self.batch, epochs=self.tune_epochs, drop_last=self.drop_last)

@@ -51,6 +51,11 @@ class FedProx(Method):
             value = value + self.mu / 2 * (params[name] - received).square().flatten(value.dim()).sum(-1)
         return value
 
+    @property
+    def adapts(self) -> bool:
+        """Say whether there is any fine-tuning."""
+        return self.tune_epochs > 0
+
     def adapt(self, task: Task, down: Tree, personal: Tree, data: Data) -> Tree:
         """Return w after `tune_epochs` epochs of the plain loss on TRAINING images of the client."""
         batches = data.batches("tune", size=self.batch, epochs=self.tune_epochs, drop_last=self.drop_last)

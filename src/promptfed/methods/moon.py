@@ -72,6 +72,11 @@ class Moon(Method):
         logits = ops.linear(here, params["head.weight"], params["head.bias"])
         return ops.cross_entropy(logits, batch["y"], batch["mask"]) + self.mu * contrast
 
+    @property
+    def adapts(self) -> bool:
+        """Say whether there is any fine-tuning."""
+        return self.tune_epochs > 0
+
     def adapt(self, task: Task, down: Tree, personal: Tree, data: Data) -> Tree:
         """Return w after `tune_epochs` epochs of the plain loss on TRAINING images of the client."""
         batches = data.batches("tune", size=self.batch, epochs=self.tune_epochs, drop_last=self.drop_last)

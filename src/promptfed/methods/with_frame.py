@@ -111,6 +111,11 @@ class WithFrame(Method):
         own, rest = _split(personal)
         return own | self.inner.trained(task, down, rest, up)
 
+    @property
+    def adapts(self) -> bool:
+        """Ask the inner method."""
+        return self.inner.adapts
+
     def adapt(self, task: Task, down: Tree, personal: Tree, data: Data) -> Tree:
         """Let the inner method adapt to prompted images."""
         own, rest = _split(personal)
