@@ -27,23 +27,28 @@ log = logging.getLogger("promptfed")
 
 def features_of(dataset: Dataset, backbone: Backbone, device: torch.device) -> Tensor:
     """Return the features of all images [N, D]."""
-    return _kept(dataset, backbone, device, "image", lambda images: images)
+    return _kept(dataset, _fingerprint(dataset), backbone, device, "image", lambda images: images)
 
 
 def views_of(dataset: Dataset, backbone: Backbone, device: torch.device, count: int) -> Tensor:
     """Return the features of `count` augmented views of every image [N, count, D]; they are the same in every run."""
-    views = []
+    views, content = [], _fingerprint(dataset)
     for number in range(count):
         draw = torch.Generator(device).manual_seed(keys.key("view", number))
-        views.append(_kept(dataset, backbone, device, f"view {number}", partial(augmented, draw=draw)))
+        views.append(_kept(dataset, content, backbone, device, f"view {number}", partial(augmented, draw=draw)))
     return torch.stack(views, 1)
 
 
 def _kept(
-    dataset: Dataset, backbone: Backbone, device: torch.device, what: str, change: Callable[[Tensor], Tensor]
+    dataset: Dataset,
+    content: str,
+    backbone: Backbone,
+    device: torch.device,
+    what: str,
+    change: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Return features from the cache, or compute and keep them."""
-    parts = (what, backbone.fingerprint, _fingerprint(dataset), str(dataset.mean), str(dataset.std), device.type)
+    """Return features from the cache, or compute and keep them; `content` is the data set's fingerprint."""
+    parts = (what, backbone.fingerprint, content, str(dataset.mean), str(dataset.std), device.type)
     path = home() / "features" / f"{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:32]}.npy"
     if path.is_file():
         try:
