@@ -1,4 +1,4 @@
-"""What only a GPU can show: recorded steps give what plain steps give, and resumed runs repeat."""
+"""What only a GPU shows: recorded steps give what plain steps give, runs repeat, 8-bit kernels do what torch does."""
 
 from pathlib import Path
 
@@ -6,9 +6,17 @@ import pytest
 import torch
 
 from promptfed import checks, tree
+from promptfed.backbones import float8
+from promptfed.backbones.pretrained import ViT
 from promptfed.method import Method
+from promptfed.methods.fedapt import FedAPT
 from promptfed.methods.fedavg import FedAvg
+from promptfed.methods.fedclip import FedCLIP
+from promptfed.methods.fedvpt_d import FedVPTDeep
 from promptfed.methods.local_only import Local
+from promptfed.methods.moon import Moon
+from promptfed.methods.per_fedavg import PerFedAvg
+from promptfed.methods.pfedpg import PFedPG
 from promptfed.methods.pfedpt import PFedPT
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can see")
@@ -18,6 +26,12 @@ METHODS = [
     PFedPT(),
     PFedPT(prompt="random-patch"),
     PFedPT(joint=True, prompt_lr=0.1),  # at rate 1 the joint steps magnify rounding
+    PFedPG(tokens=2, lr=0.05, epochs=1, batch=8),
+    FedVPTDeep(tokens=2, lr=0.05, epochs=1, batch=8),
+    PerFedAvg(lr=0.05, epochs=1, batch=8),
+    Moon(lr=0.05, epochs=1, batch=8),
+    FedAPT(tokens=2, batch=8),
+    FedCLIP(batch=8),
 ]
 
 
@@ -26,7 +40,8 @@ def _rounds(method: Method, folder: Path, fleet: str, device: str) -> tuple[tree
     for t in range(3):
         loop.server, _ = loop.round(t)
         loop.store.seal()
-    return tree.to(loop.server, "cpu"), [loop.store.get(client) for client in range(len(checks.SIZES))]
+    homes = [tree.to(loop.store.get(client), "cpu") for client in range(len(checks.SIZES))]
+    return tree.to(loop.server, "cpu"), homes
 
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)
@@ -40,3 +55,60 @@ def test_recorded_steps_equal_plain_steps_on_the_cpu(method: Method, tmp_path: P
 def test_the_same_run_twice_gives_the_same_bits(tmp_path: Path) -> None:
     first, again = (_rounds(PFedPT(), tmp_path / name, "stacked", "cuda") for name in ("a", "b"))
     assert all(torch.equal(first[0][name], again[0][name]) for name in first[0])
+
+
+def _back(rows: float8.Rows) -> torch.Tensor:
+    return (rows.values.float() * rows.scale).cpu()
+
+
+def test_eight_bit_kernels_round_as_torch_does() -> None:
+    """One in a thousand numbers may lie so near the middle that the GPU rounds it to the other side."""
+    draw = torch.Generator().manual_seed(0)
+    z, branch, grad = (torch.randn(70, 48, generator=draw).bfloat16() for _ in range(3))
+    weight, bias = torch.rand(48, generator=draw) + 0.5, torch.randn(48, generator=draw)
+    parts = [torch.randn(5, 3, 7, 16, generator=draw).bfloat16().transpose(1, 2).contiguous() for _ in range(3)]
+    parts = [part.transpose(1, 2) for part in parts]  # [5, 3, 7, 16], heads inside tokens as attention returns them
+
+    def made(device: str) -> list[torch.Tensor]:
+        a, b, g, w, c = (part.to(device) for part in (z, branch, grad, weight, bias))
+        total, plain = float8.added_and_normed(a, b, w, c, 1e-6)
+        return [
+            _back(float8.rows(a)),
+            _back(float8.normed(a, w, c, 1e-6)),
+            total.float().cpu(),
+            _back(plain),
+            _back(float8.gelu(a)),
+            _back(float8.gelu_backward(g, a)),
+            _back(float8.joined(*(part.to(device) for part in parts))),
+            float8.norm_backward(g, b, a, w, 1e-6).float().cpu(),
+        ]
+
+    for got, want in zip(made("cuda"), made("cpu"), strict=True):
+        near = torch.isclose(got, want, rtol=1e-2, atol=1e-5)
+        assert near.float().mean() > 0.995
+        torch.testing.assert_close(got, want, rtol=0.13, atol=1e-2)  # one step of e4m3 at most
+
+
+def test_eight_bit_products_add_up_as_torch_does() -> None:
+    draw = torch.Generator().manual_seed(1)
+    x, matrix, bias = (torch.randn(*shape, generator=draw) for shape in ((33, 64), (48, 64), (48,)))
+    want, got = (
+        float8.Matrix.of(matrix.to(device), bias.to(device))(float8.rows(x.to(device))).cpu()
+        for device in ("cpu", "cuda")
+    )
+    torch.testing.assert_close(got.float(), want.float(), rtol=0.02, atol=0.1)
+
+
+def test_features_in_eight_bits_are_near_float32_on_the_gpu() -> None:
+    draw = torch.Generator().manual_seed(0)
+    x, prompt = torch.randn(2, 5, 3, 32, 32, generator=draw).cuda(), torch.randn(2, 4, 64, generator=draw).cuda()
+    found = []
+    for precision in ("fp32", "fp8"):
+        net = ViT.random((3, 32, 32), 4, width=64, depth=4, heads=2, patch=8, precision=precision)
+        net = net.to(torch.device("cuda"))
+        leaf = prompt.clone().requires_grad_()
+        features = net.features({}, x, tokens=leaf)
+        (grad,) = torch.autograd.grad((features * torch.linspace(-1, 1, 64, device="cuda")).sum(), leaf)
+        found.append((features.detach(), grad))
+    for exact, near in zip(*found, strict=True):
+        assert (exact - near).norm() / exact.norm() < 0.1

@@ -9,14 +9,17 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from promptfed import ops
-from promptfed.backbones import checkpoint, transformer
+from promptfed import ops, tree
+from promptfed.backbones import checkpoint, float8, transformer
 from promptfed.backbones.init import affine
+from promptfed.backbones.resizing import resized
 from promptfed.backbones.transformer import Arch, Statistics
 from promptfed.errors import PromptFedError
 from promptfed.method import Draw, Rng, Tokens
 from promptfed.options import Whole
 from promptfed.tree import Tree
+
+Precision = Literal["auto", "fp32", "bf16", "fp8"]  # fp8: the blocks' matrices in 8-bit floats, the rest in bf16
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class ViT:
     classes: int
     weights: str = "embedded"  # or a name on the hub, a folder in the hub's layout, an original DINOv2 .safetensors
     size: Whole = 0  # images are resized to this many pixels per side; 0: as they come
-    precision: Literal["auto", "fp32", "bf16"] = "auto"  # of the forward; auto: bf16 on a GPU, fp32 on a CPU
+    precision: Precision = "auto"  # of the forward; auto: bf16 on a GPU, fp32 on a CPU
 
     @classmethod
     def random(
@@ -45,7 +48,7 @@ class ViT:
         swiglu: bool = False,
         seed: int = 0,
         size: int = 0,
-        precision: Literal["auto", "fp32", "bf16"] = "auto",
+        precision: Precision = "auto",
     ) -> "LoadedViT":
         """Return a network with random frozen weights on the CPU: for tests and for measuring speed, without files."""
         if width % heads:
@@ -103,8 +106,11 @@ class ViT:
 
     def loaded(self, arch: Arch, weights: Tree, device: torch.device) -> "LoadedViT":
         """Return the network of this form with `weights` on `device`."""
-        low = self.precision == "bf16" or (self.precision == "auto" and device.type == "cuda")
-        frozen = {name: value.to(device, torch.bfloat16 if low else torch.float32) for name, value in weights.items()}
+        low = self.precision in ("bf16", "fp8") or (self.precision == "auto" and device.type == "cuda")
+        if self.precision == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0):
+            raise PromptFedError("backbone.precision=fp8 needs a Hopper GPU or a later one; set it to bf16.")
+        placed = tree.to(weights, device)
+        frozen = {name: value.to(torch.bfloat16 if low else torch.float32) for name, value in placed.items()}
         return LoadedViT(
             self.shape,
             self.classes,
@@ -114,6 +120,7 @@ class ViT:
             form=arch,
             pretrained=weights,
             frozen=frozen,
+            low=transformer.quantised(arch, placed) if self.precision == "fp8" else (),
         )
 
 
@@ -124,6 +131,7 @@ class LoadedViT(ViT):
     form: Arch
     pretrained: Tree = field(compare=False, repr=False)
     frozen: Tree = field(compare=False, repr=False)
+    low: tuple[float8.Block, ...] = field(compare=False, repr=False)
 
     @property
     def arch(self) -> Arch:
@@ -133,7 +141,8 @@ class LoadedViT(ViT):
     @cached_property
     def fingerprint(self) -> str:
         """Return a hash of the weights and of the size and precision they are used in."""
-        return fingerprint(self.pretrained, self._sides(), self.frozen["cls"].dtype)
+        kind = "fp8" if self.low else self.frozen["cls"].dtype
+        return fingerprint(self.pretrained, self._sides(), kind)
 
     def to(self, device: torch.device) -> "LoadedViT":
         """Return it on another device."""
@@ -156,19 +165,15 @@ class LoadedViT(ViT):
 
         A weight that `weights` has takes the place of the frozen one and is used in the forward's precision.
         """
+        if self.low and any(name.startswith("block") for name in weights):
+            raise PromptFedError(
+                "backbone.precision=fp8 is for frozen blocks, but this method trains them; set it to bf16."
+            )
         kind = self.frozen["cls"].dtype
         used = {name: weights[name].to(kind) if name in weights else value for name, value in self.frozen.items()}
         if tokens is not None:
             tokens = tokens.to(kind) if isinstance(tokens, Tensor) else [layer.to(kind) for layer in tokens]
-        return transformer.features(self.form, used, self._resized(x).to(kind), tokens).float()
-
-    def _resized(self, x: Tensor) -> Tensor:
-        sides = self._sides()
-        if x.shape[-2:] == sides:
-            return x
-        shrinks = sides[0] < x.shape[-2] or sides[1] < x.shape[-1]
-        folded = F.interpolate(x.flatten(0, -4), sides, mode="bicubic", antialias=shrinks)
-        return folded.view(*x.shape[:-2], *sides)
+        return transformer.features(self.form, used, resized(x, self._sides()).to(kind), tokens, low=self.low).float()
 
     def __call__(self, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, noise: Tree | None = None) -> Tensor:
         """Return the logits [..., B, classes]; the classifier is `weights`' own and used as it is."""

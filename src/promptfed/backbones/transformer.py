@@ -3,6 +3,7 @@
 The tokens stand in the order [class token, prompts, patches], and prompts carry no position.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -11,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from promptfed import ops
+from promptfed.backbones import float8
 from promptfed.backbones.init import affine
 from promptfed.errors import PromptFedError
 from promptfed.method import Tokens
@@ -86,13 +88,21 @@ def fresh(arch: Arch, generator: torch.Generator) -> Tree:
     return weights
 
 
-def features(arch: Arch, weights: Tree, x: Tensor, tokens: Tokens | None = None, *, thrifty: bool = True) -> Tensor:
+def features(
+    arch: Arch,
+    weights: Tree,
+    x: Tensor,
+    tokens: Tokens | None = None,
+    *,
+    thrifty: bool = True,
+    low: Sequence[float8.Block] = (),
+) -> Tensor:
     """Return the class token after the last block, norm and projection (if any) of images x [..., B, 3, H, W].
 
     Prompt `tokens` are [..., K, width] per client or [..., B, K, width] per sample. Of a sequence of them, the first
     enters before the first block and each later one takes the place of the one before it; blocks after the last go on
     with what its prompts have become. `thrifty` lets the last block compute the class token alone and fuses attention
-    in bf16 on a GPU: the same function, rounded differently.
+    in bf16 on a GPU: the same function, rounded differently. The first blocks are those of `low`, if there are any.
     """
     layered = [] if tokens is None else [tokens] if isinstance(tokens, Tensor) else list(tokens)
     if len(layered) > max(arch.depth, 1):
@@ -104,9 +114,24 @@ def features(arch: Arch, weights: Tree, x: Tensor, tokens: Tokens | None = None,
     for number in range(arch.depth):
         if 0 < number < len(layered):
             z = _replace(z, layered[number], layered[number - 1].shape[-2])
-        z = _block(arch, weights, f"block{number}", z, alone=thrifty and number == arch.depth - 1, fused=fused)
+        if number < len(low):
+            z = low[number](z)
+        else:
+            z = _block(arch, weights, f"block{number}", z, alone=thrifty and number == arch.depth - 1, fused=fused)
     z = ops.layer_norm(z[..., 0, :], weights["norm.weight"], weights["norm.bias"], arch.eps)
     return _map(z, weights["projection.weight"]) if arch.projection else z
+
+
+def quantised(arch: Arch, weights: Tree) -> tuple[float8.Block, ...]:
+    """Return all blocks but the last, of which only the class token is needed, in 8-bit floats."""
+    if arch.swiglu:
+        raise PromptFedError("backbone.precision=fp8 has no gated MLP; set it to bf16.")
+    made = []
+    for number in range(arch.depth - 1):
+        own = f"block{number}."
+        part = {name.removeprefix(own): value for name, value in weights.items() if name.startswith(own)}
+        made.append(float8.block(arch.heads, arch.eps, part))
+    return tuple(made)
 
 
 def embed(arch: Arch, weights: Tree, x: Tensor, tokens: Tensor | None) -> Tensor:

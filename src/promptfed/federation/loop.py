@@ -82,17 +82,20 @@ class Loop:
         self.founders = self.everyone[: len(shards) - settings.newcomers]
         self.finished = 0
         self._saved = 0
-        self._watched: tuple[int, Tensor] | None = None  # the last round, and whether its numbers are finite
+        self._watched: _Watched | None = None
         self.server: Tree = tree.to(method.init_server(task, rng_for(settings.seed, "server")), self.device)
 
-    def restore(self, state: Line) -> None:
-        """Go back to a committed state."""
+    def restore(self, state: Line, *, rewind: bool = True) -> None:
+        """Go back to a committed state; without `rewind` nothing is written, for those who only look."""
         path = self.record.checkpoint / state["server"]["file"]
         verify(path, state["server"]["crc32"])
         self.server = tree.to(read_tree(path), self.device)
         self.store.restore(state["personal"])
         self.finished = self._saved = state["round"]
-        self.record.rewind(self.finished)
+        if rewind:
+            self.record.rewind(self.finished)
+        else:
+            self.record.read(self.finished)
 
     def save(self, recipe_hash: str, partition_hash: str) -> None:
         """Commit the state after the last finished round."""
@@ -243,23 +246,48 @@ class Loop:
         }
 
     def _watch(self, server: Tree, t: int, loss: float | None) -> None:
-        """Refuse numbers that are not finite, a round late, so that a GPU need not be waited for every round."""
+        """Refuse numbers that are not finite, a round late: the host prepares a round while a GPU trains the last."""
         self._check_watched()
         if loss is not None and not math.isfinite(loss):
             raise _diverged(t)
         if server:
-            self._watched = t, torch.stack([torch.isfinite(value).all() for value in server.values()]).all()
+            self._watched = _Watched.begin(t, torch.stack([torch.isfinite(value).all() for value in server.values()]))
 
     def _check_watched(self) -> None:
         if self._watched is not None and not self._finite():
-            raise _diverged(self._watched[0])
+            raise _diverged(self._watched.round)
 
     def _finite(self) -> bool:
-        return self._watched is None or bool(self._watched[1])
+        return self._watched is None or self._watched.finite()
 
     def _evaluate(self, server: Tree, t: int, *, adapt: bool) -> Tree:
         download = partial(self.method.download, self.task, server)
         return self.fleet.evaluate(t, self._present(t), download, adapt=adapt)
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """Whether the numbers after a round are finite, on its way to the host."""
+
+    round: int
+    each: Tensor
+    arrived: torch.cuda.Event | None  # waiting for it does not wait for what the GPU was given since
+
+    @classmethod
+    def begin(cls, t: int, each: Tensor) -> "_Watched":
+        """Send the answer to the host without waiting for it."""
+        if not each.is_cuda:
+            return cls(t, each, None)
+        host = torch.empty_like(each, device="cpu", pin_memory=True).copy_(each, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+        return cls(t, host, arrived)
+
+    def finite(self) -> bool:
+        """Wait for the answer and return it."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return bool(self.each.all())
 
 
 def _diverged(t: int) -> PromptFedError:

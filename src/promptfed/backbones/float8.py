@@ -1,0 +1,218 @@
+"""Blocks of a frozen vision transformer in 8-bit floats (e4m3), one scale per row: twice bf16's speed on recent GPUs.
+
+The weights never change, so they are quantised once, and backward computes what the prompts need: the gradient of the
+tokens. A GPU runs the kernels of `kernels.py`; on a CPU the same functions are written in torch, for reading and tests.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from promptfed.errors import PromptFedError
+from promptfed.tree import Tree
+
+LARGEST = 448.0  # of the numbers e4m3 has
+SMALLEST = 1e-12  # no row is scaled by less
+ROOT = (2 / torch.pi) ** 0.5
+STEP = 16  # the tensor cores' products need sides that are multiples of it
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A matrix whose row r is `values[r] · scale[r]`: e4m3 [R, N] and float32 [R, 1]."""
+
+    values: Tensor
+    scale: Tensor
+
+    def product(self, other: "Rows", bias: Tensor | None = None) -> Tensor:
+        """Return self @ otherᵀ (+ bias) in bf16, added up in float32."""
+        if not self.values.is_cuda:
+            out = (self.values.float() * self.scale) @ (other.values.float() * other.scale).mT
+            return (out if bias is None else out + bias.float()).bfloat16()
+        return torch._scaled_mm(
+            *(self.values, other.values.t()),
+            scale_a=self.scale,
+            scale_b=other.scale.t(),
+            bias=bias,
+            out_dtype=torch.bfloat16,
+            use_fast_accum=True,
+        )
+
+
+def rows(x: Tensor) -> Rows:
+    """Quantise every row of x [R, N]."""
+    if x.is_cuda:
+        from promptfed.backbones import kernels
+
+        return Rows(*kernels.quantised(x))
+    scale = x.float().abs().amax(-1, keepdim=True).clamp(min=SMALLEST) / LARGEST
+    return Rows((x.float() / scale).to(torch.float8_e4m3fn), scale)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A frozen linear map, quantised by rows for the forward and by columns for the gradient of its input."""
+
+    weight: Rows  # [O, I]
+    transposed: Rows  # [I, O]
+    bias: Tensor
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor) -> "Matrix":
+        """Quantise weight [O, I]."""
+        return cls(rows(weight.contiguous()), rows(weight.mT.contiguous()), bias.bfloat16())
+
+    def __call__(self, x: Rows) -> Tensor:
+        """Return x @ weightᵀ + bias."""
+        return x.product(self.weight, self.bias)
+
+    def backward(self, grad: Rows) -> Tensor:
+        """Return the gradient of the input."""
+        return grad.product(self.transposed)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A frozen block; the scale of each branch, if it has one, is in its matrix."""
+
+    heads: int
+    eps: float
+    norm1: tuple[Tensor, Tensor]
+    qkv: Matrix
+    out: Matrix
+    norm2: tuple[Tensor, Tensor]
+    mlp1: Matrix
+    mlp2: Matrix
+
+    def __call__(self, z: Tensor) -> Tensor:
+        """Return the tokens z [..., T, width] after attention and MLP."""
+        made: Tensor = _Through.apply(z.reshape(-1, *z.shape[-2:]), self)  # type: ignore[no-untyped-call]
+        return made.view(z.shape)
+
+
+def block(heads: int, eps: float, weights: Tree) -> Block:
+    """Quantise the weights of one block, named without its number, as in `transformer.shapes`."""
+
+    def matrix(name: str, scale: str = "") -> Matrix:
+        weight, bias = weights[f"{name}.weight"].float(), weights[f"{name}.bias"].float()
+        if weight.shape[0] % STEP or weight.shape[1] % STEP:
+            raise PromptFedError(f"backbone.precision=fp8 needs widths that are multiples of {STEP}; set it to bf16.")
+        if scale in weights:
+            weight, bias = weight * weights[scale].float().unsqueeze(-1), bias * weights[scale].float()
+        return Matrix.of(weight, bias)
+
+    def norm(name: str) -> tuple[Tensor, Tensor]:
+        return weights[f"{name}.weight"].float(), weights[f"{name}.bias"].float()
+
+    return Block(
+        heads,
+        eps,
+        norm1=norm("norm1"),
+        qkv=matrix("qkv"),
+        out=matrix("out", "scale1"),
+        norm2=norm("norm2"),
+        mlp1=matrix("mlp1"),
+        mlp2=matrix("mlp2", "scale2"),
+    )
+
+
+class _Through(torch.autograd.Function):
+    """A block forwards, and the gradient of its tokens backwards."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, block: Block) -> Tensor:
+        count, tokens, width = z.shape
+        z = z.reshape(-1, width)
+        qkv = block.qkv(normed(z, *block.norm1, block.eps))
+        query, key, value = qkv.view(count, tokens, 3, block.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        parts = [part.detach().requires_grad_() for part in (query, key, value)]
+        with torch.enable_grad():  # attention brings its own backward
+            mixed = F.scaled_dot_product_attention(parts[0], parts[1], parts[2])
+        branch = block.out(rows(mixed.detach().transpose(1, 2).reshape(-1, width)))
+        middle, plain = added_and_normed(z, branch, *block.norm2, block.eps)
+        hidden = block.mlp1(plain)
+        after = middle + block.mlp2(gelu(hidden))
+        ctx.block, ctx.attention = block, (mixed, parts)
+        ctx.save_for_backward(z, middle, hidden)
+        return after.view(count, tokens, width)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        block: Block = ctx.block
+        z, middle, hidden = ctx.saved_tensors
+        mixed, parts = ctx.attention
+        shape, grad = grad.shape, grad.reshape(middle.shape)
+        to_hidden = gelu_backward(block.mlp2.backward(rows(grad)), hidden)
+        to_middle = norm_backward(grad, block.mlp1.backward(to_hidden), middle, block.norm2[0], block.eps)
+        to_mixed = block.out.backward(rows(to_middle)).view(shape[0], shape[1], block.heads, -1).transpose(1, 2)
+        to_parts = torch.autograd.grad(mixed, parts, to_mixed)
+        to_z = norm_backward(to_middle, block.qkv.backward(joined(*to_parts)), z, block.norm1[0], block.eps)
+        return to_z.view(shape), None
+
+
+def normed(z: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Rows:
+    """Return the layer norm of every row, quantised."""
+    if z.is_cuda:
+        from promptfed.backbones import kernels
+
+        return Rows(*kernels.normed(z, weight, bias, eps))
+    return rows(F.layer_norm(z.float(), weight.shape, weight, bias, eps))
+
+
+def added_and_normed(z: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Rows]:
+    """Return z + branch, and its layer norm quantised."""
+    if z.is_cuda:
+        from promptfed.backbones import kernels
+
+        total, values, scale = kernels.added_and_normed(z, branch, weight, bias, eps)
+        return total, Rows(values, scale)
+    return z + branch, normed(z + branch, weight, bias, eps)
+
+
+def norm_backward(grad: Tensor, to_normed: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return `grad`, which passed the norm by, plus what comes through it, for the norm's input z."""
+    if z.is_cuda:
+        from promptfed.backbones import kernels
+
+        return kernels.norm_backward(grad, to_normed, z, weight, eps)
+    centred = z.float() - z.float().mean(-1, keepdim=True)
+    rate = (centred.square().mean(-1, keepdim=True) + eps).rsqrt()
+    plain, inner = centred * rate, to_normed.float() * weight
+    through = (inner - inner.mean(-1, keepdim=True) - plain * (inner * plain).mean(-1, keepdim=True)) * rate
+    return (grad.float() + through).to(z.dtype)
+
+
+def gelu(hidden: Tensor) -> Rows:
+    """Return the activation, quantised; the form by tanh differs from GELU's by less than e4m3 rounds."""
+    if hidden.is_cuda:
+        from promptfed.backbones import kernels
+
+        return Rows(*kernels.gelu(hidden))
+    return rows(F.gelu(hidden.float(), approximate="tanh"))
+
+
+def gelu_backward(grad: Tensor, hidden: Tensor) -> Rows:
+    """Return the gradient of the activation's input, quantised."""
+    if hidden.is_cuda:
+        from promptfed.backbones import kernels
+
+        return Rows(*kernels.gelu_backward(grad, hidden))
+    x = hidden.float()
+    gate = torch.sigmoid(2 * ROOT * (x + 0.044715 * x**3))
+    slope = gate + gate * (1 - gate) * x * 2 * ROOT * (1 + 3 * 0.044715 * x * x)
+    return rows(grad.float() * slope)
+
+
+def joined(query: Tensor, key: Tensor, value: Tensor) -> Rows:
+    """Return three parts [N, heads, T, d] side by side, a row per token, quantised."""
+    if query.is_cuda:
+        from promptfed.backbones import kernels
+
+        return Rows(*kernels.joined(query, key, value))
+    side_by_side = torch.stack((query, key, value)).permute(1, 3, 0, 2, 4)  # [N, T, 3, heads, d]
+    return rows(side_by_side.flatten(0, 1).flatten(1))
