@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from promptfed.data import open_dataset
 
@@ -32,7 +33,7 @@ def free_port() -> int:
 
 
 def write_data(folder: Path, limit: int) -> list[str]:
-    """Write every shop's photographs into a file of its own."""
+    """Write every shop's photographs into a file of its own, and one of its test photographs as a picture."""
     data = open_dataset("fashion-shops", limit=limit)
     for number, shop in enumerate(data.domain_names):
         train, test = ((data.domains == number) & part for part in (~data.test, data.test))
@@ -44,6 +45,7 @@ def write_data(folder: Path, limit: int) -> list[str]:
             y_test=data.labels[test],
             class_names=np.array(data.classes),
         )
+        Image.fromarray(data.images[test][0]).save(folder / f"{shop}.png")
     return list(data.domain_names)
 
 
@@ -69,6 +71,9 @@ def main() -> None:
             started.append(start(out, shop, "join", f"federation/kits/{shop}.zip", "--data", f"{shop}.npz"))
         words = ["pfedpg", f"rounds={given.rounds}", "method.epochs=1", "evaluate.after=false", "--out", "run"]
         subprocess.run([*PROMPTFED, "run", *words], cwd=out, check=True)
+        (run,) = (out / "federation/kits/street/state/runs").iterdir()
+        print("What the model of the site street sees in a photograph of that shop:", flush=True)
+        subprocess.run([*PROMPTFED[:-1], "predict", run.relative_to(out), "street.png"], cwd=out, check=True)
         print(f"What left a site: {out / 'federation/kits/street/state/outbox.jsonl'}")
         print(f"The report: {out / 'run/report.html'}")
     finally:

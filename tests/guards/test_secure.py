@@ -25,6 +25,17 @@ def plain(rows: dict[int, secure.Numbers]) -> secure.Numbers:
     return total
 
 
+def opening(
+    own: secure.Secrets,
+    keys: dict[int, secure.Keys],
+    sealed: dict[int, dict[int, bytes]],
+    answers: dict[int, secure.Numbers],
+) -> dict[int, int]:
+    """Return what one client of a session with threshold 3 reveals."""
+    mine = {client: texts[own.client] for client, texts in sealed.items()}
+    return secure.reveal(secure.unseal(own, keys, mine), answers.keys(), 3)
+
+
 # -- the sum --------------------------------------------------------------------------------------------------------
 
 
@@ -52,14 +63,29 @@ def test_some_may_go_between_answering_and_revealing() -> None:
     keys = {client: secure.public(one) for client, one in own.items()}
     sealed = {client: secure.share(one, keys, 3) for client, one in own.items()}
     answers = {client: secure.masked(own[client], keys, rows[client]) for client in (0, 3, 6, 9)}  # 12 never answers
-    opened = {
-        client: secure.reveal(own[client], keys, {one: sealed[one][client] for one in keys}, answers.keys(), 3)
-        for client in (0, 6, 9)  # 3 is gone, its answer counts
-    }
+    opened = {client: opening(own[client], keys, sealed, answers) for client in (0, 6, 9)}  # 3's answer still counts
     expected = plain({client: rows[client] for client in answers})
     assert secure.unmask(keys, answers, opened, 3).tolist() == expected.tolist()
     with pytest.raises(PromptFedError, match="Only 2 clients are left"):
         secure.unmask(keys, answers, {client: opened[client] for client in (0, 6)}, 3)
+
+
+def test_a_share_that_does_not_open_is_made_up_for_by_others_while_enough_are_left() -> None:
+    rows = numbers(4, 5)
+    own = {client: secure.fresh(client) for client in rows}
+    keys = {client: secure.public(one) for client, one in own.items()}
+    sealed = {client: secure.share(one, keys, 3) for client, one in own.items()}
+    answers = {client: secure.masked(own[client], keys, rows[client]) for client in rows}
+
+    def opened() -> dict[int, dict[int, int]]:
+        return {client: opening(own[client], keys, sealed, answers) for client in rows}
+
+    sealed[9][0] = bytes(len(sealed[9][0]))
+    assert 9 not in opened()[0]
+    assert secure.unmask(keys, answers, opened(), 3).tolist() == plain(rows).tolist()
+    sealed[9][3] = bytes(len(sealed[9][3]))
+    with pytest.raises(PromptFedError, match="Too few shares of client 9's secrets can be opened"):
+        secure.unmask(keys, answers, opened(), 3)
 
 
 def test_wrong_shares_are_noticed() -> None:
@@ -68,10 +94,7 @@ def test_wrong_shares_are_noticed() -> None:
     keys = {client: secure.public(one) for client, one in own.items()}
     sealed = {client: secure.share(one, keys, 3) for client, one in own.items()}
     answers = {client: secure.masked(own[client], keys, rows[client]) for client in (0, 3, 6)}
-    opened = {
-        client: secure.reveal(own[client], keys, {one: sealed[one][client] for one in keys}, answers.keys(), 3)
-        for client in answers
-    }
+    opened = {client: opening(own[client], keys, sealed, answers) for client in answers}
     opened[3][9] += 1
     with pytest.raises(PromptFedError, match="shares of client 9's key do not fit"):
         secure.unmask(keys, answers, opened, 3)
@@ -109,13 +132,26 @@ def test_without_its_own_mask_a_row_is_still_hidden_and_without_the_pairs_too() 
 
 
 def test_only_the_receiver_opens_a_share() -> None:
-    from cryptography.exceptions import InvalidTag
-
     own = {client: secure.fresh(client) for client in range(3)}
     keys = {client: secure.public(one) for client, one in own.items()}
     sealed = secure.share(own[0], keys, 2)
-    with pytest.raises(InvalidTag):
-        secure.reveal(own[2], keys, {0: sealed[1]}, {0, 1, 2}, 2)
+    assert list(secure.unseal(own[2], keys, {0: sealed[2]})) == [0]
+    assert secure.unseal(own[2], keys, {0: sealed[1]}) == {}
+
+
+def test_a_client_reveals_one_share_of_each_and_never_both() -> None:
+    held = {0: secure.Held(10, 20), 1: secure.Held(11, 21), 2: secure.Held(12, 22)}
+    assert secure.reveal(held, {0, 2}, 2) == {0: 20, 1: 11, 2: 22}
+    with pytest.raises(PromptFedError, match="Only 1 clients are left"):
+        secure.reveal(held, {0}, 2)
+
+
+@pytest.mark.parametrize("point", [bytes(32), b"\x01" + bytes(31)])
+def test_keys_that_agree_on_nothing_are_not_sound(point: bytes) -> None:
+    good = secure.public(secure.fresh(0))
+    assert secure.sound(good)
+    assert not secure.sound(secure.Keys(good.sealing, point))
+    assert not secure.sound(secure.Keys(point, good.masking))
 
 
 # -- sharing a secret -----------------------------------------------------------------------------------------------

@@ -76,6 +76,49 @@ def test_a_straggler_misses_its_rounds_and_its_late_answer_is_dropped(tmp_path: 
     assert furthest(server_tree(out), server_tree(reference)) == 0
 
 
+def test_an_answer_that_comes_twice_is_refused_by_name_and_never_stands_in_for_another(tmp_path: Path) -> None:
+    class Twice(Threads):
+        """Delivers every answer of "south" twice, the second time in the middle of the next exchange."""
+
+        again: list[Any] = []  # noqa: RUF012
+
+        def _ask(self, site: str, request: bytes, deliver: Any) -> None:
+            if site == "south":
+                while self.again:
+                    self.again.pop()()
+            answer = self.sites[site](request)
+            deliver(answer)
+            if site == "south":
+                self.again.append(partial(deliver, answer))
+
+    out, federation = begin(tmp_path, "fedavg")
+    summary = coordinator.conduct(out, federation, Twice(exchange(tmp_path).sites), ignore)
+    assert [line["clients"] for line in lines(out)] == [[0, 1, 2]] * 3
+    told: Any = lines(out)[1]["sites"]
+    assert told["refused"] == {"south": ["it gave an answer to no standing request"] * 2}  # to be trained, to be tested
+    assert summary["sites"]["late"] == {}
+
+    there = tmp_path / "reference"
+    there.mkdir()
+    reference, _ = begin(there, "fedavg")
+    coordinator.conduct(reference, federation, exchange(there), ignore)
+    assert furthest(server_tree(out), server_tree(reference)) == 0
+
+
+def test_an_answer_the_engine_knows_no_request_of_is_counted() -> None:
+    from nvflare.apis.client import Client
+    from nvflare.apis.fl_context import FLContext
+    from nvflare.apis.shareable import Shareable
+    from nvflare.apis.signal import Signal
+
+    from promptfed.sites.flare import Conductor, FlareExchange
+
+    conductor = Conductor("run", "fed.toml")
+    conductor._exchange = FlareExchange(conductor, FLContext(), Signal(), 1.0)
+    conductor.process_result_of_unknown_task(Client("west", "token"), "work", "1", Shareable(), FLContext())
+    assert conductor._exchange.repeated == {"west": 1}
+
+
 class Crash(Exception):  # noqa: N818
     """Stands for whatever ends the coordinator's process."""
 

@@ -237,17 +237,9 @@ def test_a_robust_rule_sees_those_who_answered(tmp_path: Path) -> None:
     assert max(float(value.abs().max()) for value in server_tree(out).values()) < 10
 
 
-@pytest.mark.parametrize(
-    ("word", "sentence"),
-    [
-        ("guards.secure=true", "leave out guards.secure"),
-        ("sampling=one-per-domain", "set sampling=uniform"),
-        ("newcomers=1", "set newcomers=0"),
-    ],
-)
-def test_what_is_not_there_over_sites_is_refused(word: str, sentence: str, tmp_path: Path) -> None:
-    with pytest.raises(PromptFedError, match=sentence):
-        coordinator.create(tmp_path / "run", recipe("fedavg", word), Federation(NAMES))
+def test_what_is_not_there_over_sites_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PromptFedError, match="set sampling=uniform"):
+        coordinator.create(tmp_path / "run", recipe("fedavg", "sampling=one-per-domain"), Federation(NAMES))
 
 
 def test_noise_the_coordinator_could_work_out_is_refused_on_both_sides(tmp_path: Path) -> None:

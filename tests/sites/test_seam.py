@@ -2,8 +2,9 @@
 
 import threading
 import time
+from collections.abc import Callable
 
-from promptfed.sites.seam import Silence, Threads
+from promptfed.sites.seam import Desk, Silence, Threads
 
 
 def test_everyone_gets_a_request_and_gives_an_answer_of_its_own() -> None:
@@ -43,3 +44,23 @@ def test_a_dead_site_is_silent_at_once() -> None:
     began = time.monotonic()
     assert Threads({"a": dead}).exchange(0, {"a": b""}, 60) == {"a": Silence("its worker ended with code -9")}
     assert time.monotonic() - began < 30
+
+
+def test_an_answer_that_comes_twice_counts_once_and_does_not_stand_in_for_the_next() -> None:
+    deliveries: list[Callable[[bytes | Silence], None]] = []
+
+    def send(site: str, request: bytes, deliver: Callable[[bytes | Silence], None]) -> None:
+        deliveries.append(deliver)
+        deliver(request)
+        deliver(b"again")
+
+    desk = Desk()
+    assert desk.exchange(0, {"a": b"1"}, 10, send) == {"a": b"1"}
+    assert (desk.repeated, desk.late) == ({"a": 1}, {})
+
+    def after_a_replay(site: str, request: bytes, deliver: Callable[[bytes | Silence], None]) -> None:
+        deliveries[0](b"of the first request")
+        deliver(request)
+
+    assert desk.exchange(1, {"a": b"2"}, 10, after_a_replay) == {"a": b"2"}
+    assert (desk.repeated, desk.late) == ({"a": 2}, {})

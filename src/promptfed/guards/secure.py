@@ -7,7 +7,7 @@ are shared among the clients (Shamir), so that any `threshold` of them can open 
     client                                    server
     fresh, public        keys             →   all keys
     share                sealed shares    →   to whom they are for
-    masked               masked numbers   →   who has answered
+    unseal, masked       masked numbers   →   who has answered
     reveal               opened shares    →   unmask: the sum
 
 Numbers are 64-bit integers: fixed point with FRACTION bits behind the point, wrapping around at 2^64. The server is
@@ -15,6 +15,7 @@ trusted to follow the protocol, not to be blind; against one that lies about who
 signatures, which are not here. Keys and ciphers are those of the `cryptography` package.
 """
 
+import contextlib
 import math
 import os
 import secrets
@@ -27,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from promptfed import tree
 from promptfed.errors import PromptFedError
 from promptfed.guards.guard import Guard, Handed
 from promptfed.tree import Tree
@@ -66,6 +68,14 @@ class Secrets:
     seed: bytes
 
 
+@dataclass(frozen=True)
+class Held:
+    """Shares of another client's secrets: of its masking key, and of the seed of its own mask."""
+
+    masking: int
+    seed: int
+
+
 def fresh(client: int) -> Secrets:
     """Draw a client's secrets from the operating system."""
     return Secrets(client, os.urandom(32), os.urandom(32), os.urandom(32))
@@ -74,6 +84,16 @@ def fresh(client: int) -> Secrets:
 def public(own: Secrets) -> Keys:
     """Return the keys a client tells the others, by way of the server."""
     return Keys(_public(own.sealing), _public(own.masking))
+
+
+def sound(keys: Keys) -> bool:
+    """Say whether others can agree on something with these keys; a few points of the curve only serve to disturb."""
+    try:
+        _agree(os.urandom(32), keys.sealing, "try")
+        _agree(os.urandom(32), keys.masking, "try")
+    except ValueError:
+        return False
+    return True
 
 
 def share(own: Secrets, keys: Mapping[int, Keys], threshold: int) -> dict[int, bytes]:
@@ -101,24 +121,28 @@ def masked(own: Secrets, keys: Mapping[int, Keys], values: Numbers) -> Numbers:
     return total
 
 
-def reveal(
-    own: Secrets, keys: Mapping[int, Keys], sealed: Mapping[int, bytes], survivors: Collection[int], threshold: int
-) -> dict[int, int]:
-    """Open the shares this client holds: of the own mask of who answered, of the private key of who did not.
+def unseal(own: Secrets, keys: Mapping[int, Keys], sealed: Mapping[int, bytes]) -> dict[int, Held]:
+    """Return the shares that were sealed for this client, by whose they are; what does not open is left out."""
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    held = {}
+    for client, text in sealed.items():
+        cipher = AESGCM(_agree(own.sealing, keys[client].sealing, "seal"))
+        with contextlib.suppress(InvalidTag):
+            plain = cipher.decrypt(text[:NONCE], text[NONCE:], _route(client, own.client))
+            held[client] = Held(int.from_bytes(plain[:SHARE], "big"), int.from_bytes(plain[SHARE:], "big"))
+    return held
+
+
+def reveal(held: Mapping[int, Held], survivors: Collection[int], threshold: int) -> dict[int, int]:
+    """Return the shares this client holds: of the own mask of who answered, of the private key of who did not.
 
     Never both of the same client: together they would lay its numbers bare.
     """
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
     if len(survivors) < threshold:
         raise _too_few(len(survivors), threshold)
-    opened = {}
-    for client, text in sealed.items():
-        cipher = AESGCM(_agree(own.sealing, keys[client].sealing, "seal"))
-        plain = cipher.decrypt(text[:NONCE], text[NONCE:], _route(client, own.client))
-        part = plain[SHARE:] if client in survivors else plain[:SHARE]
-        opened[client] = int.from_bytes(part, "big")
-    return opened
+    return {client: one.seed if client in survivors else one.masking for client, one in held.items()}
 
 
 # -- the server ---------------------------------------------------------------------------------------------------
@@ -133,11 +157,14 @@ def unmask(
     """Return the sum of the numbers behind `answers`; `keys` are of all who shared, `opened` what each has revealed."""
     if min(len(answers), len(opened)) < threshold:
         raise _too_few(min(len(answers), len(opened)), threshold)
-    helpers = sorted(opened)[:threshold]
-    factors = _lagrange([helper + 1 for helper in helpers])
     total: Numbers = np.sum(np.stack(list(answers.values())), axis=0, dtype=np.uint64)
     for client in keys:
-        secret = _join(factors, [opened[helper][client] for helper in helpers])
+        shares = {helper + 1: opened[helper][client] for helper in sorted(opened) if client in opened[helper]}
+        if len(shares) < threshold:
+            raise PromptFedError(
+                f"Too few shares of client {client}'s secrets can be opened; the round is not counted."
+            )
+        secret = recover(dict(list(shares.items())[:threshold]))
         if client in answers:
             total = total - _stream(secret, len(total))
             continue
@@ -160,10 +187,8 @@ def secure_sum(rows: Mapping[int, Numbers], threshold: int, dropped: Collection[
     keys = {client: public(secret) for client, secret in own.items()}
     sealed = {client: share(secret, keys, threshold) for client, secret in own.items()}
     answers = {client: masked(own[client], keys, row) for client, row in rows.items() if client not in dropped}
-    opened = {
-        client: reveal(own[client], keys, {other: sealed[other][client] for other in keys}, answers.keys(), threshold)
-        for client in answers
-    }
+    held = {client: unseal(own[client], keys, {other: sealed[other][client] for other in keys}) for client in answers}
+    opened = {client: reveal(shares, answers.keys(), threshold) for client, shares in held.items()}
     return unmask(keys, answers, opened, threshold)
 
 
@@ -179,21 +204,32 @@ class SecureSum(Guard):
 
     def __call__(self, round: int, clients: Tensor, down: Tree, up: Tree, weights: Tensor) -> Handed:  # noqa: A002
         """Sum weight × numbers, and the weights, as integers; divide afterwards."""
-        like = next(iter(up.values()))
-        wide = weights.to("cpu", torch.float64).unsqueeze(1)
-        flat = torch.cat([value.to("cpu", torch.float64).reshape(len(clients), -1) for value in up.values()], 1)
-        rows = encode(torch.cat([flat * wide, wide], 1), len(clients))
         who = clients.tolist()
+        rows = encode(weighted(up, weights), len(who))
         total = decode(secure_sum(dict(zip(who, rows, strict=True)), needed(len(who), self.threshold)))
-        parts = (total[:-1] / total[-1]).split([value[0].numel() for value in up.values()])
-        shapes = {name: (1, *value.shape[1:]) for name, value in up.items()}
-        mean = {name: part.reshape(shapes[name]).to(up[name]) for name, part in zip(up, parts, strict=True)}
-        return clients, mean, total[-1:].to(like)
+        return clients, *averaged(total, tree.rows(up, slice(1)))
 
     def traffic(self, numbers: int, clients: int) -> tuple[int, int]:
         """Return the bytes (down, up) of one client: what the protocol relays to it, and all that it sends."""
         sealed = (NONCE + 2 * SHARE + TAG) * (clients - 1)
         return 64 * (clients - 1) + sealed + 4 * clients, 64 + sealed + 8 * (numbers + 1) + SHARE * clients
+
+
+# -- what is summed -----------------------------------------------------------------------------------------------
+
+
+def weighted(up: Tree, weights: Tensor) -> Tensor:
+    """Return a row [C, N + 1] of float64 numbers per client: weight × numbers of a tree [C, ...], and the weight."""
+    wide = weights.to("cpu", torch.float64).unsqueeze(1)
+    flat = torch.cat([value.to("cpu", torch.float64).reshape(len(weights), -1) for value in up.values()], 1)
+    return torch.cat([flat * wide, wide], 1)
+
+
+def averaged(total: Tensor, like: Tree) -> tuple[Tree, Tensor]:
+    """Return the mean behind the sum [N + 1] of such rows, shaped as `like` [1, ...], and the sum of weights [1]."""
+    parts = (total[:-1] / total[-1]).split([value.numel() for value in like.values()])
+    mean = {name: part.reshape(like[name].shape).to(like[name]) for name, part in zip(like, parts, strict=True)}
+    return mean, total[-1:].to(next(iter(like.values())))
 
 
 # -- fixed point --------------------------------------------------------------------------------------------------
@@ -233,7 +269,9 @@ def split(secret: bytes, places: Sequence[int], threshold: int) -> list[int]:
 
 def recover(shares: Mapping[int, int]) -> bytes:
     """Return the secret from enough shares, by place."""
-    return _join(_lagrange(list(shares)), list(shares.values()))
+    factors = _lagrange(list(shares))
+    secret = sum(factor * value for factor, value in zip(factors, shares.values(), strict=True)) % PRIME
+    return (secret % 2**256).to_bytes(32, "big")  # shares that do not fit give some other secret, not an error
 
 
 def _lagrange(places: Sequence[int]) -> list[int]:
@@ -244,11 +282,6 @@ def _lagrange(places: Sequence[int]) -> list[int]:
         below = math.prod(other - here for other in places if other != here)
         factors.append(above * pow(below, -1, PRIME) % PRIME)
     return factors
-
-
-def _join(factors: Sequence[int], values: Sequence[int]) -> bytes:
-    secret = sum(factor * value for factor, value in zip(factors, values, strict=True)) % PRIME
-    return (secret % 2**256).to_bytes(32, "big")  # shares that do not fit give some other secret, not an error
 
 
 # -- ciphers ------------------------------------------------------------------------------------------------------

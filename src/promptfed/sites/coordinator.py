@@ -1,6 +1,7 @@
 """The coordinator's end of a run: the round loop over remote sites, in a run folder that outlives any crash.
 
-Besides what every run folder holds there is sites.json: who takes part, with which classes, as they said at first.
+Besides what every run folder holds there are sites.json: who takes part, with which classes, as they said at first; and
+newcomers.json: the same of the sites that come after the last round, if the recipe has any.
 """
 
 import fcntl
@@ -11,7 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -24,12 +25,14 @@ from promptfed.federation.loop import Loop, Settings, summarise
 from promptfed.files import write_json
 from promptfed.guards import Guards
 from promptfed.guards.guard import Handed
+from promptfed.guards.secure import SecureSum
 from promptfed.options import make
 from promptfed.record import Line, Record
 from promptfed.report import write_report
 from promptfed.runner import environment, pick_device
 from promptfed.sites.place import Place, blank, read_recipe, settle
-from promptfed.sites.remote import RETRY_SECONDS, Events, Expected, Post, Remote, Terms
+from promptfed.sites.post import RETRY_SECONDS, Events, Post, Terms
+from promptfed.sites.remote import Expected, Remote
 from promptfed.sites.seam import Exchange
 from promptfed.sites.settings import LOCK, Federation
 from promptfed.sites.wire import Message, Refused
@@ -44,11 +47,19 @@ class Heard(Guards):
     """The guards on the server's side, which see the answers that came; those on a site's side stand there."""
 
     answered: Callable[[], Tensor] = lambda: torch.arange(0)
+    secure: SecureSum | None = None  # answers came under masks: only their mean, as one row, is here
 
     def __call__(self, round: int, clients: Tensor, down: Tree, up: Tree, weights: Tensor) -> Handed:  # noqa: A002
         """Return (clients, up, weights) of those who answered, as the method is to see them."""
         heard = self.answered()
         return super().__call__(round, heard, tree.rows(down, torch.isin(clients, heard)), up, weights)
+
+    def traffic(self, up: Tree, clients: int) -> tuple[int, int]:
+        """Return the bytes (down, up) that come on top of `up`; under masks a site's numbers are longer."""
+        if self.secure is None or not up:
+            return 0, 0
+        down, sent = self.secure.traffic(tree.floats(up), clients)
+        return down * clients, sent * len(self.answered()) - tree.nbytes(up)
 
     def privacy(self, before: Iterable[Sequence[int]], clients: Sequence[int]) -> Line:
         """Return what those who answered have spent."""
@@ -58,18 +69,22 @@ class Heard(Guards):
 class RemoteLoop(Loop):
     """The same rounds; what the server concludes comes from the sites that answered."""
 
-    def __init__(self, place: Place, remote: Remote, record: Record, settings: Settings) -> None:
-        server_side = tuple(guard for guard in place.guards.guards if guard.side == "server")
-        guards = Heard(server_side, place.guards.accountant, lambda: remote.answered)
+    def __init__(
+        self, place: Place, remote: Remote, record: Record, settings: Settings, welcome: Callable[[], None]
+    ) -> None:
+        here = tuple(guard for guard in place.guards.guards if guard.side == "server" and guard is not remote.guard)
+        guards = Heard(here, place.guards.accountant, lambda: remote.answered, remote.guard)
         super().__init__(place.method, place.task, remote, place.shards, place.store, record, settings, guards)
-        self.remote = remote
+        self.remote, self.welcome = remote, welcome
 
     def round(self, t: int) -> tuple[Tree, Line]:
         """Run round `t`; its line also says who was silent, refused or late, and which personal trees were made."""
+        if t >= self.settings.rounds:
+            self.welcome()
         server, line = super().round(t)
         events = self.remote.post.take_events()
         line["clients"] = self.remote.answered.tolist()
-        line["traffic"]["up_floats"] = self.remote.expected.up_floats
+        line["traffic"]["up_floats"] = tree.floats(self.remote.expected.up)
         line["versions"] = {str(client): name for client, name in self.remote.versions.items()}
         line["sites"] = _told(events)
         self.remote.versions = {}
@@ -89,16 +104,13 @@ def _told(events: Events) -> Line:
 
 def create(folder: Path, recipe: Recipe, federation: Federation) -> None:
     """Begin a run folder."""
-    if recipe.newcomers:
-        raise PromptFedError("Sites that join after the last round are not supported yet; set newcomers=0.")
     if recipe.sampling != "uniform":
         raise PromptFedError(f"sampling={recipe.sampling} is not supported over sites; set sampling=uniform.")
-    if recipe.guards.get("secure"):
-        raise PromptFedError("Secure aggregation is not supported over sites yet; leave out guards.secure.")
     if recipe.guards.get("noise") and recipe.guards["entropy"] != "system":
         raise PromptFedError("Over sites noise must be a secret of theirs; set guards.entropy=system.")
     Record.create(folder, config.dump(recipe), environment(pick_device("cpu")))
-    write_json(folder / "federation.json", {"sites": federation.sites, "run": f"{folder.name}-{secrets.token_hex(4)}"})
+    known = {"sites": federation.sites, "newcomers": recipe.newcomers, "run": f"{folder.name}-{secrets.token_hex(4)}"}
+    write_json(folder / "federation.json", known)
 
 
 class Busy(Exception):  # noqa: N818  (the run is well, it only needs nobody else)
@@ -134,10 +146,11 @@ def conduct(folder: Path, federation: Federation, exchange: Exchange, progress: 
         if tuple(known["sites"]) != federation.sites or recipe.clients != len(federation.sites):
             raise PromptFedError(f"{folder} is a run of {', '.join(known['sites'])}, not of this federation.")
         terms = Terms(known["run"], text, federation.classes)
-        sites = _introduced(folder, federation, exchange, terms)
+        founders = recipe.clients - recipe.newcomers
+        sites = _introduced(folder / "sites.json", Post(exchange, federation, terms), range(founders))
         terms = Terms(known["run"], text, tuple(sites["classes"]))
         place = settle(recipe, blank(tuple(sites["shape"]), terms.classes), 0, "cpu", folder)
-        loop = _loop(place, federation, exchange, terms, sites["weights"], record)
+        loop = _loop(place, Post(exchange, federation, terms), sites, record)
         digest = hashlib.sha256(json.dumps(sites, sort_keys=True).encode()).hexdigest()
         state = record.state(recipe.hash, digest)
         if state is None:
@@ -156,16 +169,14 @@ def conduct(folder: Path, federation: Federation, exchange: Exchange, progress: 
         return _conclude(loop, recipe, digest)
 
 
-def _loop(
-    place: Place, federation: Federation, exchange: Exchange, terms: Terms, weights: list[float], record: Record
-) -> RemoteLoop:
+def _loop(place: Place, post: Post, sites: Line, record: Record) -> RemoteLoop:
     recipe = place.recipe
     evaluate = make(EvaluateOptions, recipe.evaluate, "evaluate")
     settings = Settings(
         seed=recipe.seed,
         rounds=place.rounds,
         per_round=recipe.per_round,
-        newcomers=0,
+        newcomers=recipe.newcomers,
         join_rounds=recipe.join_rounds,
         every=evaluate.every,
         personal=True,
@@ -179,17 +190,26 @@ def _loop(
         lines = (line["versions"] for line in reversed(record.rounds))
         return next((made[str(client)] for made in lines if str(client) in made), "")
 
-    post = Post(exchange, federation, terms)
-    remote = Remote(post, place, Expected({}, {}, ()), base)
-    loop = RemoteLoop(place, remote, record, settings)
+    def welcome() -> None:
+        """Ask the newcomers who they are, once."""
+        known: list[float] = sites["weights"]
+        if len(remote.expected.weights) == len(known):
+            who = range(len(known), recipe.clients)
+            came = _introduced(record.folder / "newcomers.json", post, who, sites)
+            remote.expected = replace(remote.expected, weights=(*known, *came["weights"]))
+
+    remote = Remote(post, place, Expected({}, {}, ()), base, record.folder)
+    loop = RemoteLoop(place, remote, record, settings, welcome)
     down = place.method.download(place.task, loop.server, torch.tensor([0]))
-    remote.expected = Expected.of(place, down, weights)
+    remote.expected = Expected.of(place, down, sites["weights"])
     return loop
 
 
-def _introduced(folder: Path, federation: Federation, exchange: Exchange, terms: Terms) -> Line:
-    """Return what the sites say of themselves: asked before the first round, remembered ever after."""
-    path = folder / "sites.json"
+def _introduced(path: Path, post: Post, clients: range, others: Line | None = None) -> Line:
+    """Return what sites say of themselves: asked before their first round, remembered ever after.
+
+    They must agree with each other, and with `others` where some have come before them.
+    """
     if path.exists():
         known: Line = json.loads(path.read_text(encoding="utf-8"))
         return known
@@ -204,24 +224,23 @@ def _introduced(folder: Path, federation: Federation, exchange: Exchange, terms:
         if weight is None or weight.ndim or not 0 < float(weight) < float("inf"):
             raise Refused("its weight is no positive number")
 
-    post = Post(exchange, federation, terms)
-    asked = {client: Message({"kind": "hello", "round": 0}, {}) for client in range(len(federation.sites))}
-    answers, ends = dict[int, Message](), time.monotonic() + federation.patience_seconds
+    names = post.federation.sites
+    asked = {client: Message({"kind": "hello", "round": 0}, {}) for client in clients}
+    answers, ends = dict[int, Message](), time.monotonic() + post.federation.patience_seconds
     while len(answers) < len(asked):
         missing = {client: message for client, message in asked.items() if client not in answers}
         answers |= post.gather(missing, 0, check, 0)
         if post.events.refused or (len(answers) < len(asked) and time.monotonic() > ends):
-            raise PromptFedError(f"The run cannot begin: {post.complaints()}")
+            raise PromptFedError(f"The run cannot {'go on' if others else 'begin'}: {post.complaints()}")
         if len(answers) < len(asked):
             time.sleep(RETRY_SECONDS)
     answers = dict(sorted(answers.items()))
-    first = answers[0].head
+    first: Line = others or answers[0].head
     for client, answer in answers.items():
         for key, what in (("classes", "classes"), ("shape", "image size")):
             if answer.head[key] != first[key]:
                 raise PromptFedError(
-                    f"{federation.sites[client]} and {federation.sites[0]} differ in their {what}: "
-                    f"{answer.head[key]} and {first[key]}; "
+                    f"{names[client]} and {names[0]} differ in their {what}: {answer.head[key]} and {first[key]}; "
                     + ("name all classes in fed.toml." if key == "classes" else "set data.size in the recipe.")
                 )
     sites: Line = {
@@ -229,7 +248,7 @@ def _introduced(folder: Path, federation: Federation, exchange: Exchange, terms:
         "shape": first["shape"],
         "weights": [float(answer.tree["weight"]) for answer in answers.values()],
         "sites": {
-            federation.sites[client]: {key: answer.head.get(key) for key in ("train", "test")}
+            names[client]: {key: answer.head.get(key) for key in ("train", "test")}
             for client, answer in answers.items()
         },
     }
@@ -260,7 +279,12 @@ def _conclude(loop: RemoteLoop, recipe: Recipe, digest: str) -> Line:
     if (accountant := loop.guards.accountant) is not None:
         spent = accountant.spent([line["clients"] for line in record.rounds], loop.everyone.tolist())
         about["privacy"] = {"epsilon": spent, "delta": accountant.delta}
-    summary = summarise(record, about, adapted, after)
+        if loop.settings.rounds < recipe.rounds:
+            about["stopped"] = (
+                f"Stopped after round {loop.settings.rounds} of {recipe.rounds}: one more would take a site beyond "
+                f"guards.budget={accountant.budget:g}, from ε={max(spent):.3g} at δ={accountant.delta:g}."
+            )
+    summary = summarise(record, about, adapted, after, recipe.newcomers)
     summary["sites"] = _tally(record.rounds)
     record.finish(summary)
     write_report([record.folder])

@@ -7,6 +7,7 @@ the next one and the run goes on from its last finished round.
 from collections.abc import Mapping
 from pathlib import Path
 
+from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
@@ -31,7 +32,7 @@ class FlareExchange:
 
     def __init__(self, controller: "Conductor", fl_ctx: FLContext, abort: Signal, patience: float) -> None:
         self.desk = Desk()
-        self.late = self.desk.late
+        self.late, self.repeated = self.desk.late, self.desk.repeated
         self._controller, self._fl_ctx, self._abort = controller, fl_ctx, abort
         self._patience = max(1, int(patience))
 
@@ -66,6 +67,7 @@ class Conductor(Controller):  # type: ignore[misc]
     def __init__(self, folder: str, federation: str) -> None:
         super().__init__(task_check_period=0.05)
         self.folder, self.federation = Path(folder), Path(federation)
+        self._exchange: FlareExchange | None = None
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Do nothing: the run folder has all there is."""
@@ -73,9 +75,9 @@ class Conductor(Controller):  # type: ignore[misc]
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """Run what is left of the run."""
         federation = read_federation(self.federation)
-        exchange = FlareExchange(self, fl_ctx, abort_signal, federation.patience_seconds)
+        self._exchange = FlareExchange(self, fl_ctx, abort_signal, federation.patience_seconds)
         try:
-            conduct(self.folder, federation, exchange, lambda line: None)
+            conduct(self.folder, federation, self._exchange, lambda line: None)
         except Aborted:
             self.log_info(fl_ctx, "the job is ended; the run can go on in another one")
         except Busy as error:
@@ -88,7 +90,9 @@ class Conductor(Controller):  # type: ignore[misc]
         """Do nothing: every finished round is saved already."""
 
     def process_result_of_unknown_task(
-        self, client: object, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
+        self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
     ) -> None:
-        """Drop an answer nobody has asked for."""
-        self.log_info(fl_ctx, "an answer to no standing request was dropped")
+        """Drop and count an answer to a request that does not stand: it was answered before."""
+        self.log_info(fl_ctx, f"an answer of {client.name} to no standing request was dropped")
+        if self._exchange is not None:
+            self._exchange.repeated[client.name] += 1

@@ -1,131 +1,27 @@
 """The clients of the round loop at real sites: `Remote` is a fleet like any other, above an exchange of messages."""
 
-import secrets
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from promptfed import tree
-from promptfed.errors import PromptFedError
 from promptfed.federation.fleet import Download, Fitted
-from promptfed.sites import wire
+from promptfed.files import write_json
+from promptfed.sites import masking, wire
+from promptfed.sites.masking import MASKED, Outcome, Session, Unfinished
 from promptfed.sites.place import Place
-from promptfed.sites.seam import Exchange, Silence
-from promptfed.sites.settings import Federation
-from promptfed.sites.wire import Head, Message, Refused, Shapes
-from promptfed.sites.worker import joined, version
+from promptfed.sites.post import Checked, Post
+from promptfed.sites.wire import Message, Refused, Shapes
+from promptfed.sites.worker import joined, part, version
 from promptfed.tree import Tree
 
-RETRY_SECONDS = 0.5  # between two askings of a round with too few answers
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What every request of a run says: which run, by which recipe, with which classes."""
-
-    run: str
-    recipe: str
-    classes: tuple[str, ...] = ()
-
-
-@dataclass
-class Events:
-    """What a round met besides answers, by site."""
-
-    silent: dict[str, str] = field(default_factory=dict)
-    refused: dict[str, list[str]] = field(default_factory=dict)
-    late: dict[str, int] = field(default_factory=dict)
-
-
-Checked = Callable[[str, Message], None]
-
-
-class Post:
-    """Asks sites until enough of them have given an answer that can be used."""
-
-    def __init__(self, exchange: Exchange, federation: Federation, terms: Terms) -> None:
-        self.exchange, self.federation, self.terms = exchange, federation, terms
-        self.limit = int(federation.answer_mb * 2**20)
-        self.events = Events()
-        self._late = dict(exchange.late)
-
-    def gather(
-        self,
-        requests: Mapping[int, Message],
-        needed: int,
-        checked: Checked,
-        round: int,  # noqa: A002
-    ) -> dict[int, Message]:
-        """Return the good answers by client; ask again while there are fewer than `needed`."""
-        sites, good = self.federation.sites, dict[int, Message]()
-        ends = time.monotonic() + self.federation.patience_seconds
-        while True:
-            sent = {
-                sites[client]: self._address(client, message)
-                for client, message in requests.items()
-                if client not in good
-            }
-            data = {site: wire.pack(message) for site, message in sent.items()}
-            answers = self.exchange.exchange(round, data, self.federation.round_seconds)
-            for site, answer in answers.items():
-                if isinstance(answer, Silence):
-                    self.events.silent[site] = answer.reason
-                    continue
-                try:
-                    good[sites.index(site)] = self._opened(site, answer, sent[site].head, checked)
-                except Refused as refusal:
-                    self.events.refused.setdefault(site, []).append(str(refusal))
-            self._count_late()
-            if len(good) >= needed:
-                return dict(sorted(good.items()))
-            if time.monotonic() > ends:
-                raise PromptFedError(
-                    f"Round {round + 1} has {len(good)} of the {needed} answers it needs after "
-                    f"{self.federation.patience_seconds:g} seconds: {self.complaints()}"
-                )
-            time.sleep(RETRY_SECONDS)
-
-    def complaints(self) -> str:
-        """Say what was wrong, site by site."""
-        said = self.events.silent | {site: reasons[-1] for site, reasons in self.events.refused.items()}
-        return " ".join(f"{site}: {reason}." for site, reason in sorted(said.items()))
-
-    def take_events(self) -> Events:
-        """Return what has happened since this was last asked."""
-        events, self.events = self.events, Events()
-        return events
-
-    def _address(self, client: int, message: Message) -> Message:
-        common: Head = {
-            "run": self.terms.run,
-            "recipe": self.terms.recipe,
-            "classes": list(self.terms.classes),
-            "site": self.federation.sites[client],
-            "client": client,
-            "nonce": secrets.token_hex(16),
-        }
-        return Message(common | message.head, message.tree)
-
-    def _opened(self, site: str, data: bytes, request: Head, checked: Checked) -> Message:
-        """Return the answer if it is one to this very request, and sound."""
-        answer = wire.unpack(data, self.limit)
-        for key in ("run", "round", "nonce", "kind", "site"):
-            if answer.head.get(key) != request[key]:
-                raise Refused(f"its {key} is not the request's: a replayed or forged answer")
-        if "error" in answer.head:
-            raise Refused(f"it says: {answer.head['error']}")
-        checked(site, answer)
-        return answer
-
-    def _count_late(self) -> None:
-        for site, count in self.exchange.late.items():
-            if more := count - self._late.get(site, 0):
-                self.events.late[site] = self.events.late.get(site, 0) + more
-        self._late = dict(self.exchange.late)
+SUMMED = "summed.json"  # in a run folder: of whom the last round's sum was opened, with secure aggregation
 
 
 @dataclass(frozen=True)
@@ -147,25 +43,33 @@ class Expected:
         return cls(wire.shapes(whole), wire.shapes(tested), tuple(weights))
 
     @property
-    def up_floats(self) -> int:
-        """Return how many numbers a site sends in a round."""
-        shapes = [shape for name, (_, shape) in self.fit.items() if name.startswith("up.")]
-        return sum(torch.Size(shape).numel() for shape in shapes)
+    def up(self) -> Tree:
+        """Return a tree as a site's answer is, of zeros."""
+        return {name: torch.zeros(shape, dtype=dtype) for name, (dtype, shape) in part(self.fit, "up").items()}
+
+    @property
+    def masked(self) -> Shapes:
+        """Return what an answer under masks looks like: one row of numbers in place of `up` and its weight."""
+        plain = {name: shape for name, shape in self.fit.items() if not name.startswith("up.") and name != "weight"}
+        return {MASKED: (torch.int64, (tree.floats(self.up) + 1,))} | plain
 
 
 class Remote:
     """The sites as a fleet. A site that gives no sound answer in time has not taken part in the round."""
 
-    def __init__(self, post: Post, place: Place, expected: Expected, base: Callable[[int], str]) -> None:
-        self.post, self.place, self.expected, self.base = post, place, expected, base
+    def __init__(self, post: Post, place: Place, expected: Expected, base: Callable[[int], str], folder: Path) -> None:
+        self.post, self.place, self.expected, self.base, self.folder = post, place, expected, base, folder
         self.answered = torch.arange(0)
         self.versions: dict[int, str] = {}  # the personal trees the last round has made, by client
         self.final = False  # the next evaluation is the run's last: sites write their model and report
+        self.guard = masking.of_guards(place.guards)  # answers come under masks, if the recipe says so
         self._holds: set[int] = set()  # the clients that have what is sent once
 
     def fit(self, round: int, clients: Tensor, down: Tree, *, keep: bool = True, test: bool = True) -> Fitted:  # noqa: A002
         """Train the clients from `down` [C, ...]; those who did it in time are in `answered`."""
         asked = clients.tolist()
+        if keep and self.guard is not None and self.expected.up:
+            return self._fit_masked(round, asked, down, test)
         requests = {
             client: self._request("fit", round, client, tree.row(down, number), keep=keep, test=test)
             for number, client in enumerate(asked)
@@ -173,15 +77,65 @@ class Remote:
         needed = min(self.post.federation.needed, len(asked)) if keep else 0
         good = self.post.gather(requests, needed, self._check_fit(keep, test), round)
         self._remember(requests, good)
-        self.place.shards.pool.seen += sum(answer.head["images"] for answer in good.values())
         if not keep:  # only the tests count, and nothing else has come
+            self.place.shards.pool.seen += sum(answer.head["images"] for answer in good.values())
             return Fitted({}, torch.zeros(0), {}, self._sums(asked, good))
+        up = tree.stack([part(answer.tree, "up") for answer in good.values()])
+        weights = torch.stack([answer.tree["weight"] for answer in good.values()])
+        return self._fitted(round, asked, good, up, weights, test)
+
+    def _fit_masked(self, round: int, asked: list[int], down: Tree, test: bool) -> Fitted:  # noqa: A002
+        """Train the clients and learn the mean of their answers alone; a session that fails is begun anew."""
+        rows = {client: tree.row(down, number) for number, client in enumerate(asked)}
+        ends, barred = time.monotonic() + self.post.federation.patience_seconds, set[int]()
+        assert self.guard is not None
+        while True:
+            fixed = self._summed(round)
+            wanted = fixed or [client for client in asked if client not in barred]
+            enough = len(fixed) or min(self.post.federation.needed, len(asked))
+            session = Session(self.post, round, self.guard, enough)
+            try:
+                done = self._attempt(session, {client: rows[client] for client in wanted}, test)
+                return self._fitted(round, asked, done.answers, done.mean, done.weight, test)
+            except Unfinished as trouble:
+                barred |= session.spoilt
+                self.post.wait(ends, f"Round {round + 1} cannot be summed ({trouble})")
+
+    def _attempt(self, session: Session, rows: Mapping[int, Tree], test: bool) -> Outcome:
+        more = {"keep": True, "test": test, "session": session.name}
+        ready = session.agree(list(rows))
+        requests = {client: self._request("fit", session.round, client, rows[client], **more) for client in ready}
+        good = self.post.gather(requests, 0, self._check_fit(True, test), session.round)
+        self._remember(requests, good)
+        if len(good) < max(session.enough, session.threshold):
+            raise Unfinished(f"{len(good)} sites have answered")
+        # from here on a site may have helped to open this sum, and will open no other one of this round
+        write_json(self.folder / SUMMED, {"round": session.round, "clients": list(good)})
+        like = {name: value.unsqueeze(0) for name, value in self.expected.up.items()}
+        return session.conclude(good, like, sum(self.expected.weights[client] for client in good))
+
+    def _summed(self, round: int) -> list[int]:  # noqa: A002
+        """Return the clients whose sum was about to be opened when this round was last tried."""
+        path = self.folder / SUMMED
+        if not path.exists():
+            return []
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return list(found["clients"]) if found["round"] == round else []
+
+    def _fitted(
+        self,
+        round: int,  # noqa: A002
+        asked: Sequence[int],
+        good: Mapping[int, Message],
+        up: Tree,
+        weights: Tensor,
+        test: bool,
+    ) -> Fitted:
+        self.place.shards.pool.seen += sum(answer.head["images"] for answer in good.values())
         self.answered = torch.tensor(list(good), dtype=torch.long)
         self.versions = {client: version(round, answer.head["nonce"]) for client, answer in good.items()}
-        parts = {name: [_part(answer.tree, name) for answer in good.values()] for name in ("up", "measures")}
-        weights = torch.stack([answer.tree["weight"] for answer in good.values()])
-        tested = self._sums(asked, good) if test else {}
-        return Fitted(tree.stack(parts["up"]), weights, tree.stack(parts["measures"]), tested)
+        measures = tree.stack([part(answer.tree, "measures") for answer in good.values()])
+        return Fitted(up, weights, measures, self._sums(asked, good) if test else {})
 
     def evaluate(self, round: int, clients: Tensor, download: Download, *, adapt: bool) -> Tree:  # noqa: A002
         """Return sums [C] of every client's model over its own test images; zero for one that gives no answer."""
@@ -205,15 +159,14 @@ class Remote:
         self._holds = (self._holds - requests.keys()) | good.keys()
 
     def _check_fit(self, keep: bool, test: bool) -> Checked:
-        wanted = {"tested.": test}
-        expected = {
-            name: shape for name, shape in self.expected.fit.items() if wanted.get(name[: len("tested.")], keep)
-        }
+        masked = keep and self.guard is not None and bool(self.expected.up)
+        whole, wanted = self.expected.masked if masked else self.expected.fit, {"tested.": test}
+        expected = {name: shape for name, shape in whole.items() if wanted.get(name[: len("tested.")], keep)}
 
         def check(site: str, answer: Message) -> None:
             wire.check(answer.tree, expected)
             declared = self.expected.weights[self.post.federation.sites.index(site)]
-            if keep and float(answer.tree["weight"]) != declared:
+            if keep and not masked and float(answer.tree["weight"]) != declared:
                 raise Refused(f"its weight is {float(answer.tree['weight']):g}, at first it was {declared:g}")
             images: Any = answer.head.get("images")
             if type(images) is not int or images < 0:
@@ -229,15 +182,11 @@ class Remote:
     def _sums(self, asked: Sequence[int], good: Mapping[int, Message]) -> Tree:
         zero = {name: torch.zeros(shape, dtype=dtype) for name, (dtype, shape) in self.expected.evaluate.items()}
         rows = [good[client].tree if client in good else zero for client in asked]
-        return tree.stack([_part(row, "tested") for row in rows])
-
-
-def _part(whole: Tree, name: str) -> Tree:
-    return {key.removeprefix(f"{name}."): value for key, value in whole.items() if key.startswith(f"{name}.")}
+        return tree.stack([part(row, "tested") for row in rows])
 
 
 def _check_sums(answer: Tree) -> None:
     """Refuse counts that cannot be."""
-    sums = _part(answer, "tested")
+    sums = part(answer, "tested")
     if "count" in sums and "correct" in sums and not 0 <= float(sums["correct"]) <= float(sums["count"]):
         raise Refused(f"it counts {float(sums['correct']):g} right answers of {float(sums['count']):g}")

@@ -4,7 +4,8 @@ An exchange moves bytes. It promises that
 
 - it returns when every asked site has answered or `timeout` seconds have passed, never later;
 - a site that still owes an answer is not asked again before it has given it: its place holds a `Silence`;
-- an answer that comes after its exchange has closed is dropped and counted in `late`, never handed to another round.
+- an answer that comes after its exchange has closed is dropped and counted in `late`, never handed to another round;
+- an answer to a request that is answered already is dropped and counted in `repeated`.
 """
 
 import contextlib
@@ -13,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -31,6 +32,7 @@ class Exchange(Protocol):
     """Asks many sites at once."""
 
     late: Counter[str]
+    repeated: Counter[str]
 
     def exchange(self, round: int, requests: Mapping[str, bytes], timeout: float) -> dict[str, bytes | Silence]:  # noqa: A002
         """Send each site its own request; return what each of them answered."""
@@ -42,13 +44,22 @@ Send = Callable[[str, bytes, Deliver], None]
 """Sends one site its request and returns at once; calls `deliver` when there is an answer, or a reason for none."""
 
 
+@dataclass(eq=False)
+class _Opened:
+    """One exchange, while answers to it count."""
+
+    round: int
+    came: "queue.Queue[tuple[str, bytes | Silence]]" = field(default_factory=queue.Queue)
+    closed: bool = False
+
+
 class Desk:
-    """What all engines share: who owes an answer, and which answers come too late."""
+    """What all engines share: who owes an answer, and which answers come too late or once too often."""
 
     def __init__(self) -> None:
-        self.late = Counter[str]()
+        self.late, self.repeated = Counter[str](), Counter[str]()
         self._lock = threading.Lock()
-        self._busy: dict[str, tuple[object, int]] = {}  # the exchange a site works for, and its round
+        self._busy: dict[str, _Opened] = {}  # the exchange a site works for
 
     def exchange(
         self,
@@ -59,38 +70,38 @@ class Desk:
         check: Callable[[], None] = lambda: None,
     ) -> dict[str, bytes | Silence]:
         """Ask all sites that owe no answer, and close at the deadline; `check` may end the waiting by an exception."""
-        mine, ends = object(), time.monotonic() + timeout
-        came: queue.Queue[tuple[str, bytes | Silence]] = queue.Queue()
+        mine, ends = _Opened(round), time.monotonic() + timeout
         answers: dict[str, bytes | Silence] = {}
         check()
         for site, request in requests.items():
             with self._lock:
-                owed = self._busy.setdefault(site, (mine, round))
-            if owed[0] is mine:
-                send(site, request, partial(self._deliver, site, mine, came))
+                owed = self._busy.setdefault(site, mine)
+            if owed is mine:
+                send(site, request, partial(self._deliver, site, mine))
             else:
-                answers[site] = Silence(f"it is still at work on round {owed[1] + 1}")
+                answers[site] = Silence(f"it is still at work on round {owed.round + 1}")
         while len(answers) < len(requests) and time.monotonic() < ends:
             check()
             with contextlib.suppress(queue.Empty):
-                site, answer = came.get(timeout=min(POLL_SECONDS, max(0.0, ends - time.monotonic())))
+                site, answer = mine.came.get(timeout=min(POLL_SECONDS, max(0.0, ends - time.monotonic())))
                 answers[site] = answer
-        with self._lock:  # from here on an answer is late
-            self._busy = {site: (None if owed[0] is mine else owed[0], owed[1]) for site, owed in self._busy.items()}
-        while not came.empty():
-            site, answer = came.get()
+        with self._lock:
+            mine.closed = True
+        while not mine.came.empty():
+            site, answer = mine.came.get()
             answers[site] = answer
         for site in requests.keys() - answers.keys():
             answers[site] = Silence(f"it gave no answer within {timeout:g} seconds")
         return answers
 
-    def _deliver(
-        self, site: str, mine: object, came: "queue.Queue[tuple[str, bytes | Silence]]", answer: bytes | Silence
-    ) -> None:
+    def _deliver(self, site: str, mine: _Opened, answer: bytes | Silence) -> None:
         with self._lock:
-            owed = self._busy.pop(site, None)
-            if owed is not None and owed[0] is mine:
-                came.put((site, answer))
+            if self._busy.get(site) is not mine:
+                self.repeated[site] += 1
+                return
+            del self._busy[site]
+            if not mine.closed:
+                mine.came.put((site, answer))
             elif not isinstance(answer, Silence):
                 self.late[site] += 1
 
@@ -100,7 +111,7 @@ class Threads:
 
     def __init__(self, sites: Mapping[str, Callable[[bytes], bytes]]) -> None:
         self.sites, self.desk = dict(sites), Desk()
-        self.late = self.desk.late
+        self.late, self.repeated = self.desk.late, self.desk.repeated
 
     def exchange(self, round: int, requests: Mapping[str, bytes], timeout: float) -> dict[str, bytes | Silence]:  # noqa: A002
         """Send each site its own request; return what each of them answered."""

@@ -37,9 +37,8 @@ Say = Callable[[str], None]
 def keep_up(kit: Path, log: Path, pid_file: Path, environment: Mapping[str, str], say: Say) -> None:
     """Run the party's parent process until Ctrl-C or a termination signal; start it again whenever it dies."""
     pid_file.parent.mkdir(parents=True, exist_ok=True)
-    leader = pid_file.with_suffix(".group")
     with _alone(pid_file), _terminated() as stopping, log.open("ab") as out:
-        _end_leftover(leader, kit)
+        _end_jobs(kit, 0.0)  # what an earlier keeper has left running, if it was killed: no party may be there twice
         while not stopping:
             process = subprocess.Popen(
                 kits.parent_command(kit),
@@ -49,27 +48,36 @@ def keep_up(kit: Path, log: Path, pid_file: Path, environment: Mapping[str, str]
                 env=dict(environment),
                 start_new_session=True,
             )
-            leader.write_text(str(process.pid), encoding="utf-8")
             try:
                 while process.poll() is None and not stopping:
                     time.sleep(0.1)
             finally:
                 _end_group(process)
+                _end_jobs(kit, END_SECONDS if stopping else 0.0)
             if not stopping:
                 say(f"The process ended with code {process.returncode}; it is started again.")
                 _wait(RESTART_SECONDS, stopping)
 
 
-def _end_leftover(leader: Path, kit: Path) -> None:
-    """End what an earlier keeper has left running, if it was killed: no party may be there twice."""
-    if not leader.exists():
-        return
-    group = int(leader.read_text(encoding="utf-8") or 0)
+def _processes(kit: Path) -> list[int]:
+    """Return the party's parent and job processes; the latter lead sessions of their own."""
+    found, wanted = [], os.fsencode(kit.resolve())
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            member = int(path.parent.name)
-            if group and os.getpgid(member) == group and str(kit.resolve()).encode() in path.read_bytes():
-                os.kill(member, signal.SIGKILL)
+            words = path.read_bytes().split(b"\0")
+            if wanted in words and any(word.startswith(b"nvflare.") for word in words):
+                found.append(int(path.parent.name))
+    return found
+
+
+def _end_jobs(kit: Path, grace: float) -> None:
+    """End all processes of the party that have not ended by themselves within `grace` seconds."""
+    ends = time.monotonic() + grace
+    while (left := _processes(kit)) and time.monotonic() < ends:
+        time.sleep(0.1)
+    for number in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)
 
 
 @contextmanager
@@ -110,7 +118,7 @@ def _wait(seconds: float, stopping: list[int]) -> None:
 
 
 def _end_group(process: "subprocess.Popen[bytes]") -> None:
-    """End a parent process and the job processes it has started, whose group it leads."""
+    """End a parent process and whatever is left of the group it leads."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -271,10 +279,9 @@ class Supervisor:
     def _submit(self) -> None:
         """Wait until enough sites are there, then submit the next job and wait until it has begun."""
         told = False
-        while len(there := self._connected()) < self._wanted():
+        while missing := self._missing():
             if not told:
-                missing = sorted(set(self.federation.sites) - there)
-                self.say(f"Waiting for {', '.join(missing)}.")
+                self.say(f"Waiting for {', '.join(sorted(missing))}.")
                 told = True
             time.sleep(WATCH_SECONDS)
         self._forget_job()
@@ -284,13 +291,26 @@ class Supervisor:
         while time.monotonic() < ends and not self._at_work() and not self._over():
             time.sleep(0.1)
 
-    def _connected(self) -> frozenset[str]:
-        presence = self.session.presence()
-        return presence.connected if presence is not None else frozenset()
+    def _missing(self) -> frozenset[str]:
+        """Return who is not there, if a job needs more: the first one everyone but newcomers, then as many as a round.
+
+        Newcomers are waited for inside a job, when their rounds have come.
+        """
+        presence, founders = self.session.presence(), self._founders()
+        there = presence.connected if presence is not None else frozenset[str]()
+        missing = frozenset(founders) - there
+        if missing and (self.folder / "sites.json").exists() and len(there) >= self._wanted():
+            return frozenset()
+        return missing
+
+    def _founders(self) -> tuple[str, ...]:
+        known = json.loads((self.folder / "federation.json").read_text(encoding="utf-8"))
+        return self.federation.sites[: len(self.federation.sites) - known.get("newcomers", 0)]
 
     def _wanted(self) -> int:
         """Return how many sites a job needs: all for the first, then as many as a round."""
-        return self.federation.needed if (self.folder / "sites.json").exists() else len(self.federation.sites)
+        founders = len(self._founders())
+        return min(self.federation.needed, founders) if (self.folder / "sites.json").exists() else founders
 
     def _over(self) -> bool:
         return (self.folder / FAILED).exists() or (self.folder / "summary.json").exists()

@@ -2,7 +2,9 @@
 
     HOME/outbox.jsonl              a line per answer: names, shapes, bytes and norms of all that left, never a value
     HOME/runs/RUN/versions/        personal trees, each named by the round and the request that made it
-    HOME/runs/RUN/model.safetensors, report.json     what the site ends up with
+    HOME/runs/RUN/answers.json, given.safetensors    with noise: how many answers it has given, and the last of them
+    HOME/runs/RUN/revealed.json    with secure aggregation: the last round it helped to sum, and of whom
+    HOME/runs/RUN/model.safetensors, model.json, report.json     what the site ends up with
 
 A request names the version it builds on. So a round that came to nothing, a late answer, or a coordinator that went
 back to its last checkpoint leaves no trace in the site's state.
@@ -11,6 +13,7 @@ back to its last checkpoint leaves no trace in the site's state.
 import argparse
 import contextlib
 import fcntl
+import hashlib
 import json
 import logging
 import os
@@ -20,10 +23,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import torch
 
@@ -31,14 +34,18 @@ from promptfed import tree
 from promptfed.errors import PromptFedError
 from promptfed.federation.store import read_tree, write_tree
 from promptfed.files import write_json
-from promptfed.sites import wire
+from promptfed.predict import write_model
+from promptfed.sites import masking, wire
 from promptfed.sites.frames import read_frame, write_frame
+from promptfed.sites.masking import Masks
 from promptfed.sites.place import Place, own_data, read_recipe, relabelled, settle
 from promptfed.sites.wire import Head, Message, Refused
 from promptfed.tree import Tree
 
 log = logging.getLogger("promptfed.site")
 KEPT = ("run", "round", "nonce", "kind")  # what an answer repeats of its request
+GIVEN = "given.safetensors"  # the last noisy answer
+Value = TypeVar("Value")
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
 
 
@@ -55,6 +62,7 @@ class Worker:
     _key: object = None
     _place: Place | None = None
     _once: Tree = field(default_factory=dict)
+    _masks: Masks | None = None  # of the session under way
 
     def answer(self, request: bytes) -> bytes:
         """Return the answer to a request; whatever goes wrong becomes an answer too."""
@@ -79,6 +87,10 @@ class Worker:
             "hello": self._hello,
             "fit": self._fit,
             "evaluate": self._evaluate,
+            "keys": self._begin_masks,
+            "shares": self._share,
+            "open": self._open,
+            "reveal": self._reveal,
         }
         head = message.head
         if head["kind"] not in kinds or not NAME.fullmatch(head["run"]):
@@ -90,16 +102,17 @@ class Worker:
 
     def _settled(self, head: Head, folder: Path) -> Place:
         """Return this site's end of the run, built at the first request: the backbone is loaded once."""
-        key = head["run"], head["recipe"], head["client"], tuple(head["classes"] or ())
-        if self._place is None or key != self._key:
+        key, classes = (head["run"], head["recipe"], head["client"]), tuple(head["classes"] or ())
+        # the first request may leave the classes to the site, whose own they then are
+        if self._place is None or key != self._key or classes not in ((), self._place.dataset.classes):
             recipe = read_recipe(head["recipe"], "the coordinator")
             if ":" in str(recipe.method["name"]) and not self.outside:
                 raise Refused(f"method {recipe.method['name']} is not PromptFed's own; this site runs no other code")
             if recipe.guards.get("noise") and recipe.guards["entropy"] != "system":
                 raise Refused("noise that the coordinator can work out hides nothing; set guards.entropy=system")
             dataset = own_data(self.data, recipe)
-            if head["classes"]:
-                dataset = relabelled(dataset, tuple(head["classes"]))
+            if classes:
+                dataset = relabelled(dataset, classes)
             torch.set_float32_matmul_precision("high" if recipe.fleet["precision"] == "tf32" else "highest")
             self._place = settle(recipe, dataset, head["client"], self.device, folder)
             self._key, self._once = key, {}
@@ -114,6 +127,18 @@ class Worker:
 
     def _fit(self, place: Place, folder: Path, message: Message) -> Message:
         head, down, personal = message.head, self._whole(place, folder, message), self._load(place, folder, message)
+        masks = self._session(message) if "session" in head else None
+        answer = self._given(folder, head, down) or self._train(place, folder, head, down, personal)
+        up = part(answer.tree, "up")
+        if not up or masking.of_guards(place.guards) is None:
+            return answer
+        if masks is None:
+            raise Refused("the recipe asks for secure aggregation; nothing leaves without a mask")
+        rest = tree.drop(answer.tree, ["weight", *joined({"up": up})])
+        return Message(answer.head, rest | masks.masked(up, answer.tree["weight"]))
+
+    def _train(self, place: Place, folder: Path, head: Head, down: Tree, personal: Tree) -> Message:
+        """Train from `down`, and return what may leave: clipped and with noise, if the recipe says so."""
         place.store.put(place.client, personal)
         place.store.seal()
         seen = place.shards.pool.seen
@@ -126,21 +151,70 @@ class Worker:
         images, parts = place.shards.pool.seen - seen, {"tested": tree.row(fitted.tested, 0)}
         if not head["keep"]:  # a training that is only tested: nothing of it leaves
             return Message({"images": images}, joined(parts))
-        self._spend(place, folder)
+        noisy = self._spend(place, folder)
         _, up, weight = place.guards.protect(head["round"], torch.tensor(place.client), down, up, weight)
         self._keep(place, folder, head)
         parts = {"up": up, "measures": tree.row(fitted.measures, 0)} | parts
-        return Message({"images": images}, joined(parts) | {"weight": weight})
+        answer = Message({"images": images}, joined(parts) | {"weight": weight})
+        if noisy:
+            about = {"key": _key(head, down), "version": version(head["round"], head["nonce"])}
+            whole = folder / f"{GIVEN}.part"
+            whole.write_bytes(wire.pack(Message(answer.head | about, answer.tree)))
+            whole.replace(folder / GIVEN)
+        return answer
 
-    def _spend(self, place: Place, folder: Path) -> None:
-        """Count the noisy answers this site has given in the run, and refuse one that its budget does not allow."""
+    def _given(self, folder: Path, head: Head, down: Tree) -> Message | None:
+        """Return the last noisy answer if it is asked for once more: other noise would tell more, and cost more."""
+        path = folder / GIVEN
+        if not head["keep"] or not path.is_file():
+            return None
+        given = wire.unpack(path.read_bytes(), self.limit)
+        if given.head["key"] != _key(head, down):
+            return None
+        kept = folder / "versions" / f"{given.head['version']}.safetensors"
+        if kept.is_file():
+            write_tree(kept.with_stem(version(head["round"], head["nonce"])), read_tree(kept))
+        return Message({"images": given.head["images"]}, given.tree)
+
+    # -- secure aggregation -------------------------------------------------------------------------------------------
+    def _begin_masks(self, place: Place, folder: Path, message: Message) -> Message:
+        guard = masking.of_guards(place.guards)
+        if guard is None:
+            raise Refused("the recipe asks for no secure aggregation")
+        self._masks = Masks.begin(message.head["session"], place.client, guard)
+        return self._masks.public()
+
+    def _share(self, place: Place, folder: Path, message: Message) -> Message:
+        return self._session(message).shares(message, place.recipe.clients)
+
+    def _open(self, place: Place, folder: Path, message: Message) -> Message:
+        return self._session(message).open(message)
+
+    def _reveal(self, place: Place, folder: Path, message: Message) -> Message:
+        """Help to open one sum of a round, or the same sum again; another one could tell a single site's answer."""
+        masks, path = self._session(message), folder / "revealed.json"
+        wanted = {"round": message.head["round"], "survivors": masks.survivors(message.head)}
+        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"round": -1}
+        if wanted["round"] <= before["round"] and wanted != before:
+            raise Refused("it has helped to open another sum of this round")
+        write_json(path, wanted)
+        return masks.reveal(wanted["survivors"])
+
+    def _session(self, message: Message) -> Masks:
+        if self._masks is None or message.head.get("session") != self._masks.session:
+            raise Refused("it does not hold the secrets of this session")
+        return self._masks
+
+    def _spend(self, place: Place, folder: Path) -> bool:
+        """Count the noisy answers of this site in the run, and refuse one beyond its budget; say if this is one."""
         accountant, path = place.guards.accountant, folder / "answers.json"
         if accountant is None or accountant.place != "local":
-            return
+            return False
         given = json.loads(path.read_text(encoding="utf-8")) if path.exists() else 0
         if accountant.budget and given >= accountant.most(place.client):
             raise Refused(f"its privacy budget allows no more than {given} answers")
         write_json(path, given + 1)
+        return True
 
     def _evaluate(self, place: Place, folder: Path, message: Message) -> Message:
         head, down, personal = message.head, self._whole(place, folder, message), self._load(place, folder, message)
@@ -159,7 +233,8 @@ class Worker:
         if head["adapt"]:
             data = place.shards.data([place.client], head["round"], stacked=False)
             params = place.method.adapt(place.task, down, personal, data)
-        write_tree(folder / "model.safetensors", params)
+        facts = tree.row(place.shards.facts([place.client]), 0)
+        write_model(folder, params, place.recipe, place.dataset, facts, head["round"])
         about = {"site": self.site, "run": head["run"], "rounds": head["round"], "method": place.recipe.method["name"]}
         known = {name: float(value) for name, value in sums.items() if value.ndim == 0}
         share = known["correct"] / known["count"] if known.get("count") and "correct" in known else None
@@ -226,6 +301,19 @@ def version(round: int, nonce: str) -> str:  # noqa: A002
 def joined(parts: dict[str, Tree]) -> Tree:
     """Return several trees as one, each name behind its part's."""
     return {f"{part}.{name}": value for part, content in parts.items() for name, value in content.items()}
+
+
+def part(whole: Mapping[str, Value], name: str) -> dict[str, Value]:
+    """Return one of several joined parts."""
+    return {key.removeprefix(f"{name}."): value for key, value in whole.items() if key.startswith(f"{name}.")}
+
+
+def _key(head: Head, down: Tree) -> str:
+    """Return what tells one request for training from another, whoever asks and however often."""
+    found = hashlib.sha256(json.dumps([head["round"], head["base"], head["test"]]).encode())
+    for name, value in down.items():
+        found.update(name.encode() + value.cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 def _stacked(single: Tree) -> Tree:

@@ -1,0 +1,78 @@
+"""A finished run, opened again: its method, its images, its server's tree and every client's own."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from promptfed import config, runner, tree
+from promptfed.errors import PromptFedError
+from promptfed.federation.loop import Loop
+from promptfed.method import Task, TextToImage, text_to_image
+from promptfed.methods.relic import RELIC
+from promptfed.record import Record
+from promptfed.runner import Plan
+from promptfed.tree import Tree
+
+
+@dataclass(frozen=True)
+class Finished:
+    """All that a finished run learned, on the device where it is looked at."""
+
+    folder: Path
+    plan: Plan
+    loop: Loop
+
+    @property
+    def task(self) -> Task:
+        """Return the task as the method saw it in training."""
+        return self.loop.task
+
+    def own(self, client: int) -> tuple[Tree, Tree]:
+        """Return what a client receives from the server now, and its personal tree."""
+        check_client(self, client)
+        down = tree.row(self.loop.method.download(self.task, self.loop.server, torch.tensor([client])), 0)
+        return down, tree.to(self.loop.store.get(client), self.loop.device)
+
+    def again(self, folder: Path) -> Loop:
+        """Return the same run before its first round, to train once more in an empty folder; it is tested at the end.
+
+        It comes to the same state in every round, since a run is a function of its recipe.
+        """
+        recipe = self.plan.recipe
+        rarely = recipe.evaluate | {"every": max(1, recipe.rounds)}
+        return runner.make_loop(
+            replace(self.plan, recipe=replace(recipe, evaluate=rarely)), Record.create(folder, "", {})
+        )
+
+
+def open_run(folder: Path, device: str = "") -> Finished:
+    """Open the finished run in `folder`, on the recipe's device unless another is given; nothing is written there."""
+    if not (folder / "recipe.toml").is_file():
+        raise PromptFedError(f"{folder} holds no run: recipe.toml is missing.")
+    if not (folder / "summary.json").is_file():
+        raise PromptFedError(f"{folder} is not finished; go on with promptfed run --resume {folder}.")
+    recipe = runner.single(config.load(str(folder / "recipe.toml")))
+    plan = runner.prepare(replace(recipe, device=device or recipe.device), None, folder / "partition.json")
+    record = Record(folder)
+    state = record.state(recipe.hash, plan.partition.hash)
+    if state is None:
+        raise PromptFedError(f"{folder} has no checkpoint, so what it learned is gone.")
+    loop = runner.make_loop(plan, record)
+    loop.restore(state, rewind=False)
+    return Finished(folder, plan, loop)
+
+
+def check_client(run: Finished, client: int) -> None:
+    """Refuse a client that there is not."""
+    if not 0 <= client < len(run.loop.shards):
+        raise PromptFedError(f"{run.folder} has clients 0 … {len(run.loop.shards) - 1}, not {client}.")
+
+
+def inverted(run: Finished) -> tuple[RELIC, TextToImage]:
+    """Return the method and the model of a run that learned a word, or say that it did not."""
+    method = run.loop.method
+    if not isinstance(method, RELIC):
+        name = run.plan.recipe.method["name"]
+        raise PromptFedError(f"{run.folder} is a run of {name}, which learns no word; relic, fedti and their kind do.")
+    return method, text_to_image(run.task)

@@ -1,0 +1,125 @@
+"""Asks sites until enough of them have given an answer that can be used, and remembers what else came."""
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from promptfed.errors import PromptFedError
+from promptfed.sites import wire
+from promptfed.sites.seam import Exchange, Silence
+from promptfed.sites.settings import Federation
+from promptfed.sites.wire import Head, Message, Refused
+
+RETRY_SECONDS = 0.5  # between two askings of a round with too few answers
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What every request of a run says: which run, by which recipe, with which classes."""
+
+    run: str
+    recipe: str
+    classes: tuple[str, ...] = ()
+
+
+@dataclass
+class Events:
+    """What a round met besides answers, by site."""
+
+    silent: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, list[str]] = field(default_factory=dict)
+    late: dict[str, int] = field(default_factory=dict)
+
+
+Checked = Callable[[str, Message], None]
+
+
+class Post:
+    """Asks sites until enough of them have given an answer that can be used."""
+
+    def __init__(self, exchange: Exchange, federation: Federation, terms: Terms) -> None:
+        self.exchange, self.federation, self.terms = exchange, federation, terms
+        self.limit = int(federation.answer_mb * 2**20)
+        self.events = Events()
+        self._late, self._repeated = dict(exchange.late), dict(exchange.repeated)
+
+    def gather(
+        self,
+        requests: Mapping[int, Message],
+        needed: int,
+        checked: Checked,
+        round: int,  # noqa: A002
+    ) -> dict[int, Message]:
+        """Return the good answers by client; ask again while there are fewer than `needed`."""
+        sites, good = self.federation.sites, dict[int, Message]()
+        ends = time.monotonic() + self.federation.patience_seconds
+        while True:
+            sent = {
+                sites[client]: self._address(client, message)
+                for client, message in requests.items()
+                if client not in good
+            }
+            data = {site: wire.pack(message) for site, message in sent.items()}
+            answers = self.exchange.exchange(round, data, self.federation.round_seconds)
+            for site, answer in answers.items():
+                if isinstance(answer, Silence):
+                    self.events.silent[site] = answer.reason
+                    continue
+                try:
+                    good[sites.index(site)] = self._opened(site, answer, sent[site].head, checked)
+                except Refused as refusal:
+                    self.events.refused.setdefault(site, []).append(str(refusal))
+            self._count_dropped()
+            if len(good) >= needed:
+                return dict(sorted(good.items()))
+            self.wait(ends, f"Round {round + 1} has {len(good)} of the {needed} answers it needs")
+
+    def wait(self, ends: float, trouble: str) -> None:
+        """Wait a moment before sites are asked again, or give up if patience has ended."""
+        if time.monotonic() > ends:
+            patience = self.federation.patience_seconds
+            raise PromptFedError(f"{trouble} after {patience:g} seconds: {self.complaints()}")
+        time.sleep(RETRY_SECONDS)
+
+    def complaints(self) -> str:
+        """Say what was wrong, site by site."""
+        said = self.events.silent | {site: reasons[-1] for site, reasons in self.events.refused.items()}
+        return " ".join(f"{site}: {reason}." for site, reason in sorted(said.items()))
+
+    def take_events(self) -> Events:
+        """Return what has happened since this was last asked."""
+        events, self.events = self.events, Events()
+        return events
+
+    def _address(self, client: int, message: Message) -> Message:
+        common: Head = {
+            "run": self.terms.run,
+            "recipe": self.terms.recipe,
+            "classes": list(self.terms.classes),
+            "site": self.federation.sites[client],
+            "client": client,
+            "nonce": secrets.token_hex(16),
+        }
+        return Message(common | message.head, message.tree)
+
+    def _opened(self, site: str, data: bytes, request: Head, checked: Checked) -> Message:
+        """Return the answer if it is one to this very request, and sound."""
+        answer = wire.unpack(data, self.limit)
+        for key in ("run", "round", "nonce", "kind", "site"):
+            if answer.head.get(key) != request[key]:
+                raise Refused(f"its {key} is not the request's: a replayed or forged answer")
+        if "error" in answer.head:
+            raise Refused(f"it says: {answer.head['error']}")
+        checked(site, answer)
+        return answer
+
+    def _count_dropped(self) -> None:
+        """Note the answers that were dropped since this was last done."""
+        for site, count in self.exchange.late.items():
+            if more := count - self._late.get(site, 0):
+                self.events.late[site] = self.events.late.get(site, 0) + more
+        for site, count in self.exchange.repeated.items():
+            if more := count - self._repeated.get(site, 0):
+                self.events.refused.setdefault(site, []).extend(["it gave an answer to no standing request"] * more)
+        self._late, self._repeated = dict(self.exchange.late), dict(self.exchange.repeated)

@@ -1,0 +1,79 @@
+"""A party's processes are told from everyone else's, and none of them outlives its keeper."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from promptfed.sites import kits, supervisor
+
+SLEEP = "import time; time.sleep(60)"
+Process = subprocess.Popen[bytes]
+
+
+@pytest.fixture
+def started() -> Iterator[list[Process]]:
+    processes: list[Process] = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def start(*words: object) -> Process:
+    """Start something that sleeps in a session of its own, with these words on its command line."""
+    process = subprocess.Popen([sys.executable, "-c", SLEEP, *map(str, words)], start_new_session=True)
+    while not Path(f"/proc/{process.pid}/cmdline").read_bytes():
+        time.sleep(0.01)
+    return process
+
+
+def test_only_the_engines_processes_of_this_very_kit_are_ended(tmp_path: Path, started: list[Process]) -> None:
+    kit, other = tmp_path / "north", tmp_path / "north-2"
+    engine = "nvflare.private.fed.app.client.worker_process"
+    started += [start(engine, "-m", kit), start(engine, "-m", other), start("editor", kit), start(engine, f"-m={kit}")]
+    assert supervisor._processes(kit) == [started[0].pid]
+    supervisor._end_jobs(kit, 0.0)
+    assert started[0].wait(10) == -9
+    assert [process.poll() for process in started[1:]] == [None] * 3
+
+
+def test_a_process_may_end_by_itself_first(tmp_path: Path, started: list[Process]) -> None:
+    started.append(start("nvflare.job", tmp_path))
+    began = time.monotonic()
+    supervisor._end_jobs(tmp_path, 1.0)
+    assert time.monotonic() - began >= 1.0
+    assert started[0].wait(10) == -9
+
+
+def test_a_keeper_ends_what_an_earlier_one_has_left(
+    tmp_path: Path, started: list[Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = start("nvflare.job", tmp_path)
+    started.append(left)
+    parents: list[int] = []
+
+    def command(kit: Path) -> list[str]:
+        parents.append(len(parents))
+        return [sys.executable, "-c", "raise SystemExit(3)"]
+
+    class Enough(Exception):  # noqa: N818
+        """Ends the test."""
+
+    said: list[str] = []
+
+    def say(sentence: str) -> None:
+        said.append(sentence)
+        if len(said) == 2:
+            raise Enough
+
+    monkeypatch.setattr(kits, "parent_command", command)
+    monkeypatch.setattr(supervisor, "RESTART_SECONDS", 0.0)
+    with pytest.raises(Enough):
+        supervisor.keep_up(tmp_path, tmp_path / "log", tmp_path / "pid", {}, say)
+    assert left.wait(10) == -9
+    assert said == ["The process ended with code 3; it is started again."] * 2
+    assert len(parents) == 2

@@ -1,0 +1,164 @@
+"""A small federation of real processes over real TLS, short enough for every day: numbers, refusals, clean leaving."""
+
+import datetime
+import json
+import socket
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.x509.oid import NameOID
+from loopback import Loopback, promptfed, until
+from PIL import Image
+from three_sites import NAMES, SETTINGS, furthest, server_tree, simulate
+
+from promptfed.sites import kits, supervisor
+
+PATIENCE = 240.0  # a dozen processes that import torch may share two busy cores with much else
+
+
+@pytest.mark.timeout(900)
+def test_three_sites_over_tls(tmp_path: Path) -> None:
+    federation = Loopback(tmp_path)
+    try:
+        federation.start("server", "start")
+        for site in NAMES[:2]:
+            federation.join(site)
+        start_thief(federation, tmp_path / "stolen")
+        check_refusals(federation, tmp_path)
+        stop_thief(federation)
+        federation.join("west")
+        federation.start("run", "run", "pfedpt", "rounds=2", "device=cpu", *SETTINGS["pfedpt"], "--out", "run")
+        simulated = simulate(tmp_path, "pfedpt", "rounds=2")
+        until(lambda: (tmp_path / "run" / "summary.json").exists() or not running(federation, "run"), PATIENCE)
+        assert federation.processes["run"].wait(60) == 0, federation.said("run")
+    finally:
+        federation.close()
+    assert federation.left == []
+    assert "round 2 · accuracy" in federation.said("run")
+    assert furthest(server_tree(tmp_path / "run"), server_tree(simulated)) <= 1e-6
+    check_what_a_site_holds(federation, tmp_path)
+
+
+def running(federation: Loopback, name: str) -> bool:
+    """Say whether a command is still at work."""
+    return federation.processes[name].poll() is None
+
+
+# -- who is refused -----------------------------------------------------------------------------------------------
+
+
+def start_thief(federation: Loopback, folder: Path) -> None:
+    """Let someone with north's kit claim to be west."""
+    folder.mkdir()
+    (folder / "north.zip").write_bytes((federation.folder / "federation" / "kits" / "north.zip").read_bytes())
+    kit = kits.unpack(folder / "north.zip")
+    (kit / "site.json").write_text(json.dumps({"site": "west"}))
+    client = kit / "startup" / "fed_client.json"
+    client.write_text(client.read_text().replace('"fqsn": "north"', '"fqsn": "west"'))
+    federation.start("thief", "join", kit, "--data", federation.files["west"], "--home", folder / "home")
+
+
+def stop_thief(federation: Loopback) -> None:
+    """Wait until the thief was refused, see that he is not taken for west, and send him away."""
+    home = federation.folder / "federation"
+    sentence = "authenticated as 'north' but claimed endpoint 'west'"
+    until(lambda: sentence in (home / "server.log").read_text(), PATIENCE)
+    assert "west" not in (supervisor.connected(home) or ())
+    federation.processes["thief"].terminate()
+    assert federation.processes["thief"].wait(60) == 0
+
+
+def check_refusals(federation: Loopback, folder: Path) -> None:
+    """Dial the server with our own certificate, an expired one, foreign ones, and none."""
+    startup = federation.folder / "federation" / "kits" / "coordinator" / "startup"
+    service = json.loads((startup / "fed_server.json").read_text())["servers"][0]
+    assert service["connection_security"] == "mtls"
+    port = int(service["service"]["target"].rpartition(":")[2])
+    until(lambda: listening(port), PATIENCE)
+    root = startup / "rootCA.pem"
+    own = folder / "stolen" / "north" / "startup"
+    assert handshake(port, root, own / "client.crt", own / "client.key") == "accepted"
+    ours: Any = json.loads((federation.folder / "federation/ca/promptfed/state/cert.json").read_text())
+    authority = x509.load_pem_x509_certificate(ours["root_cert"].encode())
+    signing: Any = serialization.load_pem_private_key(ours["root_pri_key"].encode(), None)
+    expired = certificate(folder / "old", authority.subject, signing, days=-1)
+    assert "certificate expired" in handshake(port, root, *expired).lower()
+    foreign_key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    foreign = certificate(folder / "foreign", named("another authority"), foreign_key, days=1)
+    assert "unknown ca" in handshake(port, root, *foreign).lower()
+    kits.provision(federation.folder / "fed.toml", folder / "other")  # another authority, but all the same names
+    other = kits.unpack(folder / "other" / "kits" / "west.zip") / "startup"
+    assert "unknown ca" in handshake(port, root, other / "client.crt", other / "client.key").lower()
+    assert "certificate required" in handshake(port, root).lower()
+
+
+def listening(port: int) -> bool:
+    """Say whether someone listens on the port."""
+    with socket.socket() as one:
+        return one.connect_ex(("localhost", port)) == 0
+
+
+def handshake(port: int, root: Path, own: Path | None = None, key: Path | None = None) -> str:
+    """Dial the server with a certificate and its key, trusting it; return what it makes of us."""
+    context = ssl.create_default_context(cafile=root)
+    if own is not None:
+        context.load_cert_chain(own, key)
+    with socket.create_connection(("localhost", port), timeout=10) as plain:
+        try:
+            with context.wrap_socket(plain, server_hostname="localhost") as secured:
+                secured.settimeout(3)
+                secured.recv(1)
+        except TimeoutError:
+            return "accepted"  # it waits for what we have to say
+        except (ssl.SSLError, OSError) as error:
+            return str(error)
+    return "closed"
+
+
+def named(name: str) -> x509.Name:
+    """Return a certificate's name for someone."""
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def certificate(stem: Path, issuer: x509.Name, signing: Any, days: int) -> tuple[Path, Path]:
+    """Return a certificate for "west" that ends in so many days, and its key."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(named("west"))
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=2))
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .sign(signing, hashes.SHA256())
+    )
+    paths = stem.with_suffix(".crt"), stem.with_suffix(".key")
+    paths[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    form = serialization.PrivateFormat.PKCS8
+    paths[1].write_bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+    return paths
+
+
+# -- what is left -------------------------------------------------------------------------------------------------
+
+
+def check_what_a_site_holds(federation: Loopback, folder: Path) -> None:
+    """Find a model at every site, which answers there, and in the log of what left only what the method sends."""
+    for site in NAMES:
+        (run,) = (federation.home(site) / "runs").iterdir()
+        assert {"model.safetensors", "model.json", "report.json"} <= {path.name for path in run.iterdir()}
+        lines = [json.loads(line) for line in (federation.home(site) / "outbox.jsonl").read_text().splitlines()]
+        left = {name for line in lines for name in line["tensors"]}
+        assert not [name for name in left if name.startswith("up.prompt")]  # the frame is the site's own
+        log = (federation.home(site) / "worker.log").read_text()
+        assert log.count(" images\n") == 1  # the run was built, and a backbone loaded, once
+    Image.new("RGB", (32, 32), "white").save(folder / "photo.png")
+    said = promptfed("predict", run, folder / "photo.png", "--json", cwd=folder)
+    assert {entry["class"] for entry in json.loads(said.stdout)[0]["classes"]} == {"dark", "light"}
