@@ -203,3 +203,26 @@ def test_whatever_the_prompts_the_numbers_are_plain_and_in_range(prompts: figure
     for value in made["prompts"]["rank_correlation"].values():
         assert value is None or -1 <= value <= 1
     assert np.abs(made["descriptors"]["points"]).max() in (0, 1)
+
+
+def test_shares_sum_to_one() -> None:
+    assert figures.shares(np.array([[1, 3], [0, 0]])).tolist() == [[0.25, 0.75], [0, 0]]
+
+
+def test_cosines_row_by_row() -> None:
+    first, second = np.array([[3.0, 4], [1, 0], [0, 0]]), np.array([[6.0, 8], [0, 2], [1, 1]])
+    assert figures.row_cosines(first, second).tolist() == pytest.approx([1, 0, 0])
+
+
+def test_correlations_row_by_row() -> None:
+    first, second = np.array([[1.0, 2, 3], [1, 2, 3], [1, 1, 1]]), np.array([[2.0, 4, 6], [3, 2, 1], [1, 2, 3]])
+    *known, none = figures.row_correlations(first, second)
+    assert known == pytest.approx([1, -1])
+    assert none is None
+
+
+def test_neighbours_of_the_same_group() -> None:
+    line = np.array([[0.0], [1], [10], [11], [5.4]])
+    assert figures.same_neighbours(line, np.array([0, 0, 1, 1, 1])) == 0.8, "the last one is nearest to a 0"
+    assert figures.same_neighbours(line, np.array([0, 0, 1, 1, 0])) == 1
+    assert figures.same_neighbours(line[:2], np.array([0, 1])) == 0

@@ -1,7 +1,7 @@
-"""What the clients' prompts, descriptors and attention say about the clients, as small numbers for figures.json.
+"""What the clients' prompts, descriptors, attention and answers say about the clients, as small numbers.
 
-`make` takes what a method shows of itself at the end of a run and sets it beside who holds which images. It knows
-nothing of tensors; the report draws what it returns.
+`make` takes what a method shows of itself at the end of a run and sets it beside who holds which images; the report
+draws what it returns. The rest compares rows, one per client, for the figures one asks for. No tensors here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ def make(
     if "prompts" in shown and len(counts) > 1:
         parts["prompts"] = _prompts(_flat(shown["prompts"]), counts, domains)
     if "descriptors" in shown and len(counts) > 1:
-        parts["descriptors"] = _descriptors(_flat(shown["descriptors"]))
+        parts["descriptors"] = plane(_flat(shown["descriptors"]))
     if "attention" in shown:
         parts["attention"] = _rounded(shown["attention"], 6)
     if not parts:
@@ -60,9 +60,37 @@ def centred(vectors: Array) -> Array:
 
 def label_distances(counts: Array) -> Array:
     """Return the total variation between every two clients' label distributions [N, N]: 0 equal, 1 disjoint."""
-    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    distances: Array = np.abs(shares[:, None] - shares[None]).sum(-1) / 2
+    held = shares(counts)
+    distances: Array = np.abs(held[:, None] - held[None]).sum(-1) / 2
     return distances
+
+
+def shares(counts: NDArray[Any]) -> Array:
+    """Return each row as shares of its sum; a row of zeros stays."""
+    found: Array = np.asarray(counts, np.float64) / np.maximum(counts.sum(1, keepdims=True), 1)
+    return found
+
+
+def row_cosines(first: Array, second: Array) -> Array:
+    """Return the cosine of each row of one with the same row of the other [N]; with a row of zeros it is 0."""
+    lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    found: Array = (first * second).sum(1) / np.where(lengths > 0, lengths, 1)
+    return found
+
+
+def row_correlations(first: Array, second: Array) -> list[float | None]:
+    """Return Pearson's correlation of each row with the same row of the other; None where one is all the same."""
+    one, other = first - first.mean(1, keepdims=True), second - second.mean(1, keepdims=True)
+    flat = (np.abs(one).max(1) < 1e-9) | (np.abs(other).max(1) < 1e-9)
+    return [None if none else float(value) for none, value in zip(flat, row_cosines(one, other), strict=True)]
+
+
+def same_neighbours(vectors: Array, groups: NDArray[Any]) -> float:
+    """Return the share of rows whose nearest other row is of the same group; of several as near, the first counts."""
+    lengths = (vectors**2).sum(1)
+    apart = lengths[:, None] + lengths[None] - 2 * vectors @ vectors.T
+    np.fill_diagonal(apart, np.inf)
+    return float((groups[apart.argmin(1)] == groups).mean())
 
 
 def rank_correlation(first: Array, second: Array) -> float | None:
@@ -122,8 +150,8 @@ def _prompts(vectors: Array, counts: Array, domains: NDArray[Any]) -> dict[str, 
     }
 
 
-def _descriptors(vectors: Array) -> dict[str, object]:
-    """Lay the descriptors out in the plane, the largest coordinate being 1."""
+def plane(vectors: Array) -> dict[str, Any]:
+    """Lay rows out in the plane, the largest coordinate being 1: by t-SNE, or on their principal components."""
     neighbours = min(30.0, (len(vectors) - 1) / 3)
     points = _tsne(vectors, neighbours) if len(vectors) >= 5 and centred(vectors).any() else None
     if points is not None:

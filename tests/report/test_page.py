@@ -249,3 +249,31 @@ def test_mistakes_are_sentences(make_run: MakeRun, tmp_path: Path) -> None:
         write_report([folder], tmp_path)
     with pytest.raises(PromptFedError, match="cannot be written to"):
         write_report([folder], folder / "recipe.toml" / "report.html")
+
+
+def test_figures_someone_asked_for_are_part_of_the_page(make_run: MakeRun) -> None:
+    folder = make_run("a", pictures=1)
+    assert "figures" not in read(write_report([folder])).sections
+    drawn = folder / "figures"
+    drawn.mkdir()
+    told = {"kind": "prior", "title": "Expected & true", "caption": "What <one> sees.", "numbers": {}}
+    (drawn / "prior.json").write_text(json.dumps(told), encoding="utf-8")
+    assert "figures" not in read(write_report([folder])).sections, "a caption without its picture"
+    (drawn / "prior.png").write_bytes((folder / "pictures" / "frame-client-000.png").read_bytes())
+    page = read(write_report([folder]))
+    assert page.sections[-3:] == ["figures", "run", "reading"]
+    assert "Expected & true. What <one> sees." in page.text
+    assert "promptfed figure" not in page.text, "the models are gone, so there is nothing more to draw"
+    (drawn / "prior.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(PromptFedError, match="does not describe a figure"):
+        write_report([folder])
+
+
+def test_a_run_with_its_models_says_how_to_look_closer(make_run: MakeRun) -> None:
+    folder, unfinished = make_run("a"), make_run("b", method="fedavg", done=3)
+    for one in (folder, unfinished):
+        (one / "checkpoint").mkdir()
+        (one / "checkpoint" / "state.json").write_text("{}", encoding="utf-8")
+    assert f"promptfed figure prior {folder}" in read(write_report([folder])).text
+    assert f"promptfed figure prior {folder}" in read(write_report([unfinished, folder])).text
+    assert "promptfed figure" not in read(write_report([unfinished])).text

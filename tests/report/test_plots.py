@@ -8,21 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from promptfed.report.plots import (
-    Bars,
-    Head,
-    Line,
-    Load,
-    Spot,
-    cell_chart,
-    client_chart,
-    exchange_chart,
-    heat_map,
-    line_chart,
-    nice_ticks,
-    point_map,
-    traffic_chart,
-)
+from promptfed.report.client_plots import Bars, Head, cell_chart, client_chart, heat_map, point_map
+from promptfed.report.plots import Line, Load, Spot, exchange_chart, line_chart, traffic_chart
+from promptfed.report.svg import nice_ticks
 
 NAME = "{http://www.w3.org/2000/svg}"
 
@@ -119,6 +107,36 @@ def test_end_values_do_not_overlap() -> None:
     svg = line_chart([line([50, 60]), line([50, 60.1], 1), line([50, 60], 2)], width=400, title="t", y_label="y")
     places = sorted(float(one.get("y", "nan")) for one in parse(svg).iter("text") if "tag" in one.get("class", ""))
     assert all(b - a >= 12.9 for a, b in itertools.pairwise(places))
+
+
+@pytest.mark.parametrize("value", [0.0, 60.0, 100.0, 100 - 1e-13])
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_values_that_are_all_the_same_show_the_whole_scale(value: float, rounds: int) -> None:
+    points = tuple((float(number + 1), value) for number in range(rounds))
+    curve = Line("a", points, 0, band=tuple((x, y, y) for x, y in points))
+    charts = (
+        line_chart([curve], width=400, title="t", y_label="y", unit="%"),
+        exchange_chart([Spot("a", 10, value, 0, 0), Spot("b", 20, value, 0, 1)], width=400, title="t"),
+    )
+    for svg in charts:
+        assert texts(svg, "end")[:5] == ["0", "25", "50", "75", "100"]
+        root = parse(svg)
+        foot = float(root.get("height", "")) - 40
+        heights = [float(one.get("cy", "")) for one in root.iter("circle")]
+        assert heights == pytest.approx([foot + (30 - foot) * value / 100] * len(heights), abs=0.06)
+
+
+@pytest.mark.parametrize(("value", "ticks"), [(0.0, ["0", "25", "50", "75", "100"]), (100.0, ["0", "25"])])
+def test_clients_that_are_all_wrong_or_all_right(value: float, ticks: list[str]) -> None:
+    svg = client_chart([Bars("x", (value,) * 3, 0)], width=380, title="t")
+    assert texts(svg, "end")[: len(ticks)] == ticks
+    many = client_chart([Bars("x", (value,) * 61, 0)], width=380, title="t")
+    assert texts(many, "end")[:5] == ["0", "25", "50", "75", "100"]
+
+
+def test_a_loss_that_never_changes() -> None:
+    for value in (0.0, 2.0):
+        assert texts(line_chart([Line("a", ((1.0, value),), 0)], width=400, title="t", y_label="y"), "end")[0] == "0"
 
 
 def test_a_single_point_and_no_point() -> None:

@@ -4,7 +4,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,16 @@ class Picture:
 
 
 @dataclass(frozen=True)
+class Requested:
+    """A figure someone asked for: its kind, its words, and its picture."""
+
+    kind: str
+    title: str
+    caption: str
+    path: Path
+
+
+@dataclass(frozen=True)
 class Likeness:
     """How alike the clients' prompts are, the mean prompt removed or not, beside how far apart their labels are."""
 
@@ -130,6 +140,8 @@ class RunFolder:
     partition: Partition | None
     env: Json
     pictures: tuple[Picture, ...]
+    requested: tuple[Requested, ...]
+    checkpoint: bool
     figures: Figures | None
     figures_fault: str
     finished: bool
@@ -188,11 +200,19 @@ def read_run(path: Path | str) -> RunFolder:
         partition=partition,
         env=_read_json(folder / "env.json") or {},
         pictures=tuple(_pictures(folder / "pictures")),
+        requested=tuple(_requested(folder / "figures")),
+        checkpoint=(folder / "checkpoint" / "state.json").is_file(),
         figures=figures,
         figures_fault=fault,
         finished=summary is not None,
         **facts,
     )
+
+
+def most_of(amounts: Sequence[float], names: Sequence[str]) -> list[str]:
+    """Return the names of the up to three largest amounts, each at least a tenth of all."""
+    ordered = sorted(zip(amounts, names, strict=False), key=lambda pair: -pair[0])
+    return [name for amount, name in ordered[:3] if amount and amount >= 0.1 * sum(amounts)]
 
 
 def _check_folder(folder: Path) -> None:
@@ -324,6 +344,17 @@ def _pictures(folder: Path) -> Iterator[Picture]:
     found = [(match, path) for path in folder.glob("*.png") if (match := _PICTURE.fullmatch(path.name))]
     ordered = sorted(found, key=lambda pair: (pair[0]["name"], int(pair[0]["client"])))
     yield from (Picture(match["name"], int(match["client"]), path) for match, path in ordered)
+
+
+def _requested(folder: Path) -> Iterator[Requested]:
+    """Yield the figures of `promptfed figure` by kind; one whose picture is gone does not count."""
+    for path in sorted(folder.glob("*.json")):
+        picture, raw = path.with_suffix(".png"), _read_json(path)
+        if raw is not None and picture.is_file():
+            try:
+                yield Requested(str(raw["kind"]), str(raw["title"]), str(raw["caption"]), picture)
+            except KeyError as error:
+                raise PromptFedError(f'"{path}" does not describe a figure: {_why(error)}.') from error
 
 
 def _finished(path: Path, raw: Json, recipe: Json) -> dict[str, Any]:

@@ -1,0 +1,63 @@
+"""Figures by name: what `promptfed figure` can draw from run folders. A line in `KINDS` adds one."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from promptfed.errors import PromptFedError, choice
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of figure: what it shows, and `module:function`, imported when it is asked for.
+
+    The function takes run folders and client numbers (none: its own choice) and returns a `drawings.Drawing`.
+    """
+
+    about: str
+    maker: str
+    several: bool = False  # it compares several run folders
+
+
+KINDS = {
+    "attention": Kind("the class token's attention in a vision transformer", "promptfed.probes.maps:attention"),
+    "drift": Kind("how far prompts move, round by round", "promptfed.gallery.records:drift", several=True),
+    "grad-cam": Kind("the Grad-CAM of a convolutional network", "promptfed.probes.maps:cam"),
+    "labels": Kind("a heat map of labels per client", "promptfed.gallery.records:labels"),
+    "leakage": Kind("how well uploads give labels away", "promptfed.probes.priors:leakage", several=True),
+    "prior": Kind("the classes a client's model expects, beside its labels", "promptfed.probes.priors:prior"),
+    "tsne": Kind("features of images of one colour, by client", "promptfed.probes.priors:tsne"),
+}
+
+
+def draw(kind: str, folders: Sequence[Path], out: Path | None = None, clients: Sequence[int] = ()) -> Path:
+    """Draw a figure of run folders and return where its picture is.
+
+    Without `out` it becomes part of the run folder, as figures/KIND.png, and of its report; of several run folders, it
+    goes beside them.
+    """
+    from promptfed.gallery import drawings
+    from promptfed.report import write_report
+
+    if kind not in KINDS:
+        raise choice("figure", kind, KINDS)
+    if not folders:
+        raise PromptFedError("There is no run to draw; give at least one run folder.")
+    if len(folders) > 1 and not KINDS[kind].several:
+        raise PromptFedError(f"Figure {kind} is of one run; give one run folder, not {len(folders)}.")
+    place = out if out is not None else _default_place(kind, folders)
+    drawings.check_place(place)
+    module, _, function = KINDS[kind].maker.partition(":")
+    drawing = getattr(import_module(module), function)(folders, clients)
+    drawings.save(drawing, kind, place)
+    if out is None and len(folders) == 1:
+        write_report(folders)
+    return place
+
+
+def _default_place(kind: str, folders: Sequence[Path]) -> Path:
+    if len(folders) == 1:
+        return folders[0] / "figures" / f"{kind}.png"
+    return Path(os.path.commonpath([folder.resolve().parent for folder in folders])) / f"{kind}.png"

@@ -1,0 +1,66 @@
+"""The pictures: what is where in them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from promptfed.errors import PromptFedError
+from promptfed.gallery import drawings
+from promptfed.gallery.drawings import Drawing
+
+
+def test_heat_maps_share_one_scale_from_zero() -> None:
+    panels = {"a": np.array([[0.0, 0.5]]), "b": np.array([[0.25, 0.1]])}
+    picture = drawings.heat_maps(panels, ["x"], ["0", "1"], "client")
+    images = [axes.images[0] for axes in picture.axes[:2]]
+    assert [image.get_clim() for image in images] == [(0, 0.5), (0, 0.5)]
+    assert [axes.get_title(loc="left") for axes in picture.axes[:2]] == ["a", "b"]
+    assert [text.get_text() for text in picture.axes[1].get_xticklabels()] == ["0", "1"]
+
+
+def test_an_empty_heat_map_has_a_scale() -> None:
+    picture = drawings.heat_maps({"a": np.zeros((2, 2))}, ["x", "y"], ["0", "1"], "client")
+    assert picture.axes[0].images[0].get_clim() == (0, 1)
+
+
+def test_many_names_are_thinned() -> None:
+    names = [str(number) for number in range(100)]
+    picture = drawings.heat_maps({"a": np.ones((1, 100))}, ["x"], names, "client")
+    assert [text.get_text() for text in picture.axes[0].get_xticklabels()][:3] == ["0", "3", "6"]
+
+
+def test_points_keep_their_group() -> None:
+    points, groups = np.arange(24.0).reshape(12, 2), np.array([*range(10), 0, 9])
+    axes = drawings.scatter(points, groups, "client").axes[0]
+    assert [len(found.get_offsets()) for found in axes.collections] == [2, *[1] * 8, 2]
+    assert axes.collections[0].get_offsets().tolist() == [[0, 1], [20, 21]]
+    assert [text.get_text() for text in axes.get_legend().get_texts()][9] == "client 9"
+
+
+def test_bars_stand_side_by_side_with_their_level() -> None:
+    axes = drawings.bars({"a": [0.1, 0.2], "b": [0.3, 0.4]}, ["0", "1"], "client", "y", {"a": 0.5, "b": 0.5}).axes[0]
+    assert [bar.get_height() for bar in axes.patches] == [0.1, 0.2, 0.3, 0.4]
+    assert [bar.get_x() for bar in axes.patches] == pytest.approx([-0.4, 0.6, 0, 1])
+    assert len(axes.lines) == 1, "one level that is the same for both"
+
+
+def test_pictures_are_a_grid() -> None:
+    image = np.full((2, 2, 3), 0.5)
+    picture = drawings.pictures({"image": [image, image], "map": [image, image]}, ["one", "two"])
+    assert [axes.get_title() for axes in picture.axes] == ["one", "two", "", ""]
+    assert [axes.get_ylabel() for axes in picture.axes] == ["image", "", "map", ""]
+
+
+def test_one_point_is_a_dot() -> None:
+    axes = drawings.lines({"a": [(1, 0.5)]}, "round", "y").axes[0]
+    assert axes.lines[0].get_marker() == "o"
+
+
+def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    drawing = Drawing("t", "c", {}, drawings.blank(1, 1))
+    with pytest.raises(PromptFedError, match="The figure cannot be written to"):
+        drawings.save(drawing, "prior", tmp_path / "file" / "a.png")
+    with pytest.raises(PromptFedError, match='Unknown picture format "" in'):
+        drawings.check_place(tmp_path / "prior")

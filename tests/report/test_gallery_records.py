@@ -1,0 +1,53 @@
+"""Figures from the records alone, on the fake run folders here: exact numbers, and names that tell runs apart."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from promptfed.errors import PromptFedError
+from promptfed.gallery.records import drift, drifts, labels, named
+from promptfed.report.folder import read_run
+
+MakeRun = Callable[..., Path]
+
+
+def test_drift_is_what_every_round_recorded(make_run: MakeRun) -> None:
+    folder = make_run("a", rounds=4)
+    assert drifts(read_run(folder)) == ((1, 0.1), (2, 0.05), (3, 0.1 / 3), (4, 0.025))
+    drawn = drift([folder], [])
+    axes = drawn.picture.axes[0]
+    assert axes.lines[0].get_ydata().tolist() == pytest.approx([0.1, 0.05, 0.1 / 3, 0.025])
+    assert axes.get_ylim()[0] == 0
+    assert axes.get_legend() is None
+
+
+def test_runs_are_told_apart_by_seed_setting_or_folder(make_run: MakeRun) -> None:
+    dirs = [make_run("a"), make_run("b", seed=1), make_run("c", method="other"), make_run("d", dataset="mnist")]
+    names = list(named([*dirs, dirs[0]]))
+    assert names == ["pfedpt, seed 0", "pfedpt, seed 1", "other", "pfedpt"]
+    same = [make_run("e/x", rounds=3), make_run("f/x", rounds=3)]
+    assert len(named(same)) == 2
+    assert drift(dirs, []).picture.axes[0].get_legend() is not None
+
+
+def test_labels_are_the_partition(make_run: MakeRun) -> None:
+    drawn = labels([make_run("a")], [])
+    assert drawn.numbers["counts"][1] == [0, 60, 30, 10, 0, 0, 0, 0, 0, 0]  # type: ignore[index]
+    image = drawn.picture.axes[0].images[0].get_array()
+    assert image.shape == (10, 4), "classes down, clients across"
+    assert image[1].tolist() == [30, 60, 0, 0]
+    assert "400 images" in drawn.caption
+    some = labels([make_run("b")], [3, 3, 0])
+    assert some.numbers["clients"] == [3, 0]
+
+
+def test_what_is_not_recorded_is_refused(make_run: MakeRun) -> None:
+    folder = make_run("a")
+    (folder / "partition.json").unlink()
+    with pytest.raises(PromptFedError, match=r"has no partition\.json"):
+        labels([folder], [])
+    lines = (folder / "rounds.jsonl").read_text(encoding="utf-8")
+    (folder / "rounds.jsonl").write_text(lines.replace("prompt_drift", "other"), encoding="utf-8")
+    with pytest.raises(PromptFedError, match="records no prompt drift; pfedpt has no such prompt"):
+        drift([folder], [])
