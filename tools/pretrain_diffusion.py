@@ -86,19 +86,32 @@ def _styled(images: Any, labels: Any, chosen: Any) -> Shown:
     return Shown(torch.from_numpy(shown).permute(0, 3, 1, 2).contiguous(), kinds, shops)
 
 
-def captions(kinds: list[int], shops: list[int], random: np.random.Generator) -> list[str]:
-    """Return a caption of each image: a template with its kind or kin, half of the time the shop, sometimes nothing."""
-    made = []
-    for kind, shop in zip(kinds, shops, strict=True):
-        noun = NOUNS[kind]
-        kin = [family for family, members in FAMILIES.items() if noun in members]
-        if random.random() < 0.2:
-            noun = kin[0] if kin else "thing"
-        line = OBJECT[random.integers(len(OBJECT))].format(noun)
-        if random.random() < 0.5:
-            line += f" in the style of {SHOPS[shop]}"
-        made.append("" if random.random() < 0.1 else line)
-    return made
+@dataclass(frozen=True)
+class Captions:
+    """Every caption there is, as tokens [nouns, templates, shops + 1, length]: the last shop is none."""
+
+    tokens: Tensor
+    nothing: Tensor  # the tokens of the empty caption
+    kin: Tensor  # [kinds]: the wider noun of each kind
+
+    @classmethod
+    def of(cls, parts: Pipeline, device: torch.device) -> "Captions":
+        """Write them all down once: words for half a thousand images a step would take longer than the step."""
+        wider = [next((name for name, members in FAMILIES.items() if noun in members), "thing") for noun in NOUNS]
+        nouns = [*NOUNS, *FAMILIES, "thing"]
+        ends = [*(f" in the style of {shop}" for shop in SHOPS), ""]
+        lines = [template.format(noun) + end for noun in nouns for template in OBJECT for end in ends]
+        read = parts.tokenizer([*lines, ""], padding="max_length", return_tensors="pt").input_ids.to(device)
+        kin = torch.tensor([nouns.index(name) for name in wider], device=device)
+        return cls(read[:-1].unflatten(0, (len(nouns), len(OBJECT), len(ends))), read[-1], kin)
+
+    def draw(self, kinds: Tensor, shops: Tensor, generator: torch.Generator) -> Tensor:
+        """Return a caption of each image: a template with its kind or kin, half of the time the shop, or nothing."""
+        chance = torch.rand(3, len(kinds), device=kinds.device, generator=generator)
+        noun = torch.where(chance[0] < 0.2, self.kin[kinds], kinds)
+        template = torch.randint(self.tokens.shape[1], kinds.shape, device=kinds.device, generator=generator)
+        shop = torch.where(chance[1] < 0.5, shops, self.tokens.shape[2] - 1)
+        return torch.where((chance[2] < 0.1).unsqueeze(-1), self.nothing, self.tokens[noun, template, shop])
 
 
 def vocabulary() -> list[str]:
@@ -163,7 +176,7 @@ def descend(
     """Minimise `loss` by AdamW and leave the modules with the mean of their last weights; return steps and loss."""
     parameters = [p for module in modules for p in module.requires_grad_(True).parameters()]
     averaged = [p.detach().clone() for p in parameters]
-    optimiser = torch.optim.AdamW(parameters, lr=plan.lr, weight_decay=0.01)
+    optimiser = torch.optim.AdamW(parameters, lr=plan.lr, weight_decay=0.01, fused=True)
     last, value = 0, torch.zeros(())
     for step in schedule(plan, seconds, steps, optimiser):
         with torch.autocast(plan.device.type, torch.bfloat16, enabled=plan.device.type == "cuda"):
@@ -204,20 +217,27 @@ def train_coder(parts: Pipeline, shown: Shown, plan: Plan, seconds: float, steps
     return steps
 
 
+@torch.no_grad()
+def encoded(parts: Pipeline, shown: Shown, plan: Plan) -> Tensor:
+    """Return the latents of all images."""
+    every = torch.arange(len(shown.images), device=plan.device).split(1024)
+    means = [parts.vae.encode(_pixels(shown, some)).latent_dist.mean for some in every]
+    coded: Tensor = torch.cat(means) * parts.vae.config.scaling_factor
+    return coded
+
+
 def train_denoiser(parts: Pipeline, shown: Shown, plan: Plan, seconds: float, steps: int) -> int:
     """Train text tower and denoiser to draw what captions say; return the steps."""
-    generator, random = torch.Generator(plan.device).manual_seed(plan.seed + 1), np.random.default_rng(plan.seed)
+    generator = torch.Generator(plan.device).manual_seed(plan.seed + 1)
     left = parts.scheduler.alphas_cumprod.to(plan.device)
-    kinds, shops = shown.kinds.tolist(), shown.shops.tolist()
+    kinds, shops = shown.kinds.to(plan.device), shown.shops.to(plan.device)
+    coded, lines = encoded(parts, shown, plan), Captions.of(parts, plan.device)
+    parts.unet.to(memory_format=torch.channels_last)
 
     def loss(step: int) -> Tensor:
         chosen = _some(shown, plan, generator)
-        with torch.no_grad():
-            latents = parts.vae.encode(_pixels(shown, chosen)).latent_dist.mean * parts.vae.config.scaling_factor
-        rows = chosen.tolist()
-        lines = captions([kinds[row] for row in rows], [shops[row] for row in rows], random)
-        tokens = parts.tokenizer(lines, padding="max_length", return_tensors="pt").input_ids.to(plan.device)
-        states = parts.text(tokens).last_hidden_state
+        latents = coded[chosen].contiguous(memory_format=torch.channels_last)
+        states = parts.text(lines.draw(kinds[chosen], shops[chosen], generator)).last_hidden_state
         noise = torch.randn(latents.shape, device=plan.device, generator=generator)
         when = torch.randint(len(left), (len(latents),), device=plan.device, generator=generator)
         share = left[when][:, None, None, None]
@@ -226,6 +246,7 @@ def train_denoiser(parts: Pipeline, shown: Shown, plan: Plan, seconds: float, st
         return (found.float() - noise).square().mean()
 
     steps, value = descend(plan, [parts.text, parts.unet], seconds, steps, loss)
+    parts.unet.to(memory_format=torch.contiguous_format)
     print(f"denoiser: {steps} steps, loss {value:.4f}", flush=True)
     return steps
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_diffusion import CPU, SIDE, loaded, saved, tiny
 
 from promptfed.backbones import pipeline
 from promptfed.backbones.cached import Cached
@@ -16,6 +15,7 @@ from promptfed.errors import PromptFedError
 from promptfed.method import Task, text_to_image
 from promptfed.methods.relic import RELIC
 from promptfed.prompts.templates import OBJECT
+from tiny_diffusion import CPU, SIDE, loaded, saved, tiny
 
 
 @pytest.fixture(scope="module")

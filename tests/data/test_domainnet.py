@@ -9,6 +9,7 @@ from small_sites import write_domainnet
 
 from promptfed.data import add, open_dataset
 from promptfed.data.domainnet import DOMAINS, TEN
+from promptfed.data.split import evaluated_on
 from promptfed.errors import PromptFedError
 
 FOLDERS = [name.replace(" ", "_") for name in TEN]
@@ -65,6 +66,23 @@ def test_all_classes_whole(root: Path) -> None:
     assert (int((~data.test).sum()), int(data.test.sum()), int(data.val.sum())) == (6 * 44, 6 * 11, 6 * 8)
     assert set(Counter(data.labels.tolist()).values()) == {6 * 5}
     assert (data.images[:, 0, 0, 0] // 10 == data.labels).all()
+
+
+def test_all_of_the_lists_may_be_trained_on(root: Path) -> None:
+    add("domainnet", root)
+    data = open_dataset("domainnet", classes="all", truncate=False, validate=False, size=2)
+    assert data.val is None
+    assert int((data.dealt & ~data.test).sum()) == 6 * 44
+    assert open_dataset("domainnet", classes="all", truncate=False, size=2).val is not None  # the other copy is kept
+    # settings are then chosen on one of the four training images of each class and domain
+    chosen = evaluated_on(data, "val", seed=0)
+    assert (int(chosen.test.sum()), int((chosen.dealt & ~chosen.test).sum())) == (6 * 11, 6 * 33)
+    assert not (chosen.test & data.test).any()
+
+
+def test_truncated_lists_always_validate() -> None:
+    with pytest.raises(PromptFedError, match=r"data\.validate=false is for whole training lists; set data\.truncate"):
+        open_dataset("domainnet", validate=False)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from promptfed.data.partitioners import domain_last
 from promptfed.errors import PromptFedError
 
 Case = tuple[str, dict[str, object], Dataset, int]
-NATIVE = [name for name in PARTITIONS if not name.startswith("pfllib-")]
+NATIVE = [name for name in PARTITIONS if not name.startswith("pfllib-") and name != "aspects"]  # it looks at pictures
 RANDOM = [name for name in NATIVE if name not in ("disjoint", "domain")]
 
 
@@ -72,6 +72,8 @@ def cases(draw: st.DrawFn, names: list[str] = NATIVE) -> Case:
     if name == "disjoint":
         each = draw(st.integers(1, len(dataset.classes)))
         return name, {"classes_per_client": each}, dataset, draw(st.integers(1, len(dataset.classes) // each))
+    if name == "equal":
+        return name, {"each": draw(st.integers(1, int(train.sum()) // clients))}, dataset, clients
     if name.startswith("domain-"):
         clients = regions * draw(st.integers(1, min(len(part) for part in inside)))
     if name.endswith("pathological"):
@@ -113,7 +115,10 @@ def test_same_seed_same_split_whatever_the_pictures_show(case: Case, seed: int) 
 
 
 @settings(max_examples=200, deadline=None)
-@given(case=cases([name for name in NATIVE if name not in ("iid", "domain", "quantity")]), seed=st.integers(0, 1000))
+@given(
+    case=cases([name for name in NATIVE if name not in ("iid", "domain", "quantity", "equal")]),
+    seed=st.integers(0, 1000),
+)
 def test_clients_are_tested_only_on_classes_they_train_on(case: Case, seed: int) -> None:
     name, options, dataset, clients = case
     partition = make_partition(name, options, dataset, clients, seed)
@@ -166,6 +171,7 @@ def options_for(name: str) -> dict[str, object]:
 @pytest.mark.parametrize("name", NATIVE)
 def test_one_class_one_client_one_image(name: str) -> None:
     options = {"classes_per_client": 1} if name.endswith(("pathological", "disjoint")) else {}
+    options = {"each": 1} if name == "equal" else options
     partition = make_partition(name, options, dataset_of([0], False), 1, 0)
     assert (joined(partition.train), joined(partition.test)) == ([0], [])
 
@@ -345,6 +351,8 @@ def test_names_are_those_of_a_recipe() -> None:
         "pathological",
         "disjoint",
         "quantity",
+        "equal",
+        "aspects",
         "domain",
         "domain-dirichlet",
         "domain-pathological",

@@ -59,6 +59,7 @@ def test_hash_is_sha256_of_little_endian_counts_and_indices() -> None:
         ([[0], []], [[], []], "leaves client 1 of 2 without a training image"),
         ([[0], [1]], [[], [0]], "uses image 0 more than once"),
         ([[0, 0]], [[]], "uses image 0 more than once"),
+        ([[0], [0]], [[], []], "uses image 0 more than once"),
         ([[-1]], [[]], "uses image -1"),
         ([[0]], [], "1 training and 0 test lists"),
         ([], [], "0 training and 0 test lists"),
@@ -67,6 +68,26 @@ def test_hash_is_sha256_of_little_endian_counts_and_indices() -> None:
 def test_a_broken_value_is_refused(train: list[list[int]], test: list[list[int]], sentence: str) -> None:
     with pytest.raises(PromptFedError, match=sentence):
         Partition("x", tuple(map(np.array, train)), tuple(map(np.array, test)))
+
+
+@pytest.mark.parametrize(
+    ("train", "test"), [([[0, 0], [1]], [[], []]), ([[0], [1]], [[1], []]), ([[0], [0]], [[1], [1]])]
+)
+def test_images_repeat_in_the_training_of_several_clients_alone(train: list[list[int]], test: list[list[int]]) -> None:
+    with pytest.raises(PromptFedError, match="more than once"):
+        Partition("x", tuple(map(np.array, train)), tuple(map(np.array, test)), repeats=True)
+
+
+def test_a_partition_that_repeats_comes_back_from_its_file(tmp_path: Path) -> None:
+    _, dataset = small()
+    made = Partition("x", (np.array([0, 2]), np.array([2, 3])), (np.array([4]), np.array([5])), repeats=True)
+    made.save(tmp_path / "partition.json", dataset)
+    assert json.loads((tmp_path / "partition.json").read_text())["repeats"] is True
+    loaded = Partition.load(tmp_path / "partition.json", dataset)
+    assert (loaded, loaded.repeats) == (made, True)
+    edited(tmp_path / "partition.json", {"repeats": False})
+    with pytest.raises(PromptFedError, match="uses image 2 more than once"):
+        Partition.load(tmp_path / "partition.json", dataset)
 
 
 def test_file_says_what_the_report_needs(tmp_path: Path) -> None:

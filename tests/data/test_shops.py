@@ -11,8 +11,10 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from promptfed.data import open_dataset
 from promptfed.data.dataset import Dataset, Images
 from promptfed.data.shops import CLASSES, EMBEDDED, SHOPS, load_shops, style
+from promptfed.errors import PromptFedError
 
 DEBIAN = Path(os.environ.get("PROMPTFED_FASHION_MNIST", "/usr/share/datasets/fashion-mnist"))
 TOOL = Path(__file__).parents[2] / "tools" / "build_fashion_shops.py"
@@ -69,6 +71,20 @@ def test_every_shop_has_150_training_and_50_test_images_of_each_class(shops: Dat
         counts = np.zeros((4, 10), int)
         np.add.at(counts, (shops.domains[split], shops.labels[split]), 1)
         assert (counts == each).all()
+
+
+def test_one_class_alone_is_a_concept_in_four_styles(shops: Dataset) -> None:
+    boots = load_shops("Ankle boot")
+    rows = shops.labels == CLASSES.index("Ankle boot")
+    assert (boots.images == shops.images[rows]).all()
+    assert (boots.classes, set(boots.labels.tolist())) == (("Ankle boot",), {0})
+    assert (boots.test == shops.test[rows]).all()
+    assert np.bincount(boots.domains[~boots.test]).tolist() == [150, 150, 150, 150]
+
+
+def test_an_unknown_class_is_refused_with_the_nearest() -> None:
+    with pytest.raises(PromptFedError, match=r'Unknown class "Ankle boots" in data\.only; did you mean "Ankle boot"\?'):
+        load_shops("Ankle boots")
 
 
 def test_no_photograph_is_in_two_shops() -> None:
@@ -146,3 +162,8 @@ def test_the_tool_rebuilds_the_embedded_photographs(tool: ModuleType) -> None:
         missing = f"no {DEBIAN}: install Debian's dataset-fashion-mnist, or point PROMPTFED_FASHION_MNIST at the files"
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(missing)
     assert tool.build(DEBIAN).tobytes() == embedded().tobytes()
+
+
+def test_one_class_is_opened_by_its_name() -> None:
+    boots = open_dataset("fashion-shops", only="Ankle boot", limit=2)
+    assert (len(boots.classes), int((~boots.test & boots.dealt).sum())) == (1, 8)

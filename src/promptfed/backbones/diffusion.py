@@ -13,6 +13,7 @@ from torch import Tensor
 from promptfed.backbones import pipeline, pretrained
 from promptfed.backbones.checkpoint import HALVES
 from promptfed.backbones.pipeline import Pipeline, Prompts
+from promptfed.backbones.resizing import resized
 from promptfed.backbones.transformer import Statistics
 from promptfed.errors import PromptFedError
 from promptfed.method import Draw, Rng, Tokens
@@ -110,7 +111,7 @@ class LoadedDiffusion(Diffusion):
         return torch.cat(rows).view(*x.shape[:-3], -1)
 
     def _row(self, x: Tensor) -> Tensor:
-        x = _resized(x, self.side)
+        x = resized(x, (self.side, self.side)).clamp(-1, 1)
         vae = self.parts.vae
         straight, mirrored = (
             vae.encode(image).latent_dist.mean * vae.config.scaling_factor for image in (x, x.flip(-1))
@@ -121,7 +122,8 @@ class LoadedDiffusion(Diffusion):
         if self.parts.vision is None:
             return F.adaptive_avg_pool2d(latents, CELLS).flatten(1)
         mean, std = (torch.tensor(part, device=x.device).view(3, 1, 1) for part in CLIP)
-        pixels = _resized(x, self.parts.vision.config.image_size)
+        side = self.parts.vision.config.image_size
+        pixels = resized(x, (side, side)).clamp(-1, 1)
         embeds: Tensor = self.parts.vision(pixel_values=((pixels + 1) / 2 - mean) / std).image_embeds
         return F.normalize(embeds, dim=-1)
 
@@ -270,10 +272,3 @@ def _no_classifier() -> NoReturn:
     raise PromptFedError(
         "The diffusion backbone draws images and classifies none; it goes with relic, fedti and their kind."
     )
-
-
-def _resized(x: Tensor, side: int) -> Tensor:
-    """Return images [N, 3, H, W] at `side` × `side`."""
-    if x.shape[-2:] == (side, side):
-        return x
-    return F.interpolate(x, (side, side), mode="bicubic", antialias=side < max(x.shape[-2:])).clamp(-1, 1)

@@ -56,10 +56,11 @@ class FashionShops:
 
     name: ClassVar[str] = "fashion-shops"
     limit: Whole = 0  # training images kept per class and shop; 0: all
+    only: str = ""  # the name of one class, as a concept to learn; empty: all of them
 
     def load(self) -> Dataset:
         """Return the four shops."""
-        return fewer(load_shops(), self.limit)
+        return fewer(load_shops(self.only), self.limit)
 
 
 @dataclass(frozen=True)

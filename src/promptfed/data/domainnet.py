@@ -1,7 +1,7 @@
 """DomainNet (Peng et al. 2019): everyday things drawn, painted and photographed in six domains."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -30,6 +30,7 @@ class DomainNet:
     size: Count = 224
     truncate: bool = True  # as FedBN: equally few training images per domain
     share: Half = 0.05  # of the shortest training list, once for training and once for validation, if truncated
+    validate: bool = True  # if not truncated, keep the last fifth of every training list; false: train on all of it
     shuffle: bool = True  # the official lists are in order of class: their first images are all of one class
     seed: Whole = 0  # of the shuffled order
     limit: Whole = 0  # training images per class and domain; 0: all
@@ -37,6 +38,8 @@ class DomainNet:
 
     def load(self) -> Dataset:
         """Decode the listed images."""
+        if self.truncate and not self.validate:
+            raise PromptFedError("data.validate=false is for whole training lists; set data.truncate=false with it.")
         (root,) = places(self.name)
         found = read_lists(root)
         names = class_names(root, found)
@@ -49,12 +52,14 @@ class DomainNet:
                 own = [own[place] for place in order]
             lists[domain] = Lists(own, [path for path in test if class_name(path) in wanted])
         photos = listed(root, lists, (self.share, self.share) if self.truncate else None)
+        if not self.validate:
+            photos = [replace(photo, val=False) for photo in photos]
         album = Album(self.name, root, first(photos, self.limit), chosen, DOMAINS)
         return read_album(album, self.size, self.skip_corrupt, f"data/{self.name}/parsed/{self._variant()}")
 
     def _variant(self) -> str:
         """Return the options that choose images, in one word."""
-        share = self.share if self.truncate else "whole"
+        share = self.share if self.truncate else "whole" if self.validate else "all"
         return f"{self.classes}-{share}-{self.seed if self.shuffle else 'listed'}-{self.limit}"
 
 

@@ -9,11 +9,13 @@ import numpy as np
 
 from promptfed.data.dataset import Dataset
 from promptfed.data.partitioners import (
+    Aspects,
     Dirichlet,
     Disjoint,
     Domain,
     DomainDirichlet,
     DomainPathological,
+    Equal,
     Iid,
     Pathological,
     Quantity,
@@ -34,7 +36,7 @@ class Partitioner(Protocol):
     name: ClassVar[str]
 
     def split(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> Partition:
-        """Split the data set over the clients; every image at most once, nobody without a training image."""
+        """Split the data set over the clients; nobody without a training image, no image twice unless it repeats."""
         ...
 
 
@@ -46,6 +48,8 @@ PARTITIONS: dict[str, type[Partitioner]] = {
         Pathological,
         Disjoint,
         Quantity,
+        Equal,
+        Aspects,
         Domain,
         DomainDirichlet,
         DomainPathological,
@@ -78,7 +82,7 @@ def _split_some(partitioner: Partitioner, dataset: Dataset, clients: int, rng: n
     rows = np.flatnonzero(dataset.dealt)
     only = replace(
         dataset,
-        images=dataset.images[:0],  # splitting looks at labels and domains alone
+        images=dataset.images[rows if isinstance(partitioner, Aspects) else slice(0)],  # the others never look
         labels=dataset.labels[rows],
         test=dataset.test[rows],
         domains=dataset.domains[rows],
@@ -86,7 +90,7 @@ def _split_some(partitioner: Partitioner, dataset: Dataset, clients: int, rng: n
         used=None,
     )
     part = partitioner.split(only, clients, rng)
-    return Partition(part.name, tuple(rows[own] for own in part.train), tuple(rows[own] for own in part.test))
+    return replace(part, train=tuple(rows[own] for own in part.train), test=tuple(rows[own] for own in part.test))
 
 
 def _from_file(path: Path, options: Mapping[str, object], dataset: Dataset, clients: int) -> Partition:

@@ -6,14 +6,27 @@ test images of a class that nobody trains on stay unused.
 """
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from promptfed.data.dataset import Dataset, Indices
-from promptfed.data.deal import NOBODY, Flags, deal, dirichlet_plan, draw_classes, holders_plan, top_up
+from promptfed.data.dataset import Dataset, Images, Indices
+from promptfed.data.deal import (
+    NOBODY,
+    Flags,
+    apportion,
+    deal,
+    dirichlet_plan,
+    draw_classes,
+    holders_plan,
+    in_proportion,
+    proportions,
+    top_up,
+)
 from promptfed.data.shares import Partition, from_owners
 from promptfed.errors import PromptFedError, choice
 
@@ -112,19 +125,78 @@ class Disjoint:
 
 
 @dataclass(frozen=True)
+class Equal:
+    """The same number of random training images each, such as three photographs of one thing; others stay unused.
+
+    With `repeat` the shuffled images are dealt round and round: several clients may hold the same one.
+    """
+
+    name: ClassVar[str] = "equal"
+    each: int = 3
+    repeat: bool = False
+
+    def __post_init__(self) -> None:
+        require_whole("partition.each", self.each)
+
+    def split(self, dataset: Dataset, clients: int, rng: Rng) -> Partition:
+        """Deal `each` of the shuffled training images to every client, and all test images as equally as can be."""
+        require_clients(clients)
+        sizes = np.full(clients, self.each, dtype=np.int64)
+        return deal_sizes(self.name, dataset, sizes, self.repeat, rng)
+
+
+@dataclass(frozen=True)
 class Quantity:
-    """Size skew: client sizes are one draw from Dir(alpha), classes are mixed; at least one training image each."""
+    """Size skew: client sizes are one draw from Dir(alpha), classes are mixed; at least one training image each.
+
+    `each` is the mean size; 0: all images are dealt. With `repeat` a client that would have none gets one more image,
+    and once all are dealt they are dealt again: several clients may hold the same one.
+    """
 
     name: ClassVar[str] = "quantity"
     alpha: float = 0.5
+    each: int = 0
+    repeat: bool = False
 
     def __post_init__(self) -> None:
         require_positive("partition.alpha", self.alpha)
+        if self.each:
+            require_whole("partition.each", self.each)
 
     def split(self, dataset: Dataset, clients: int, rng: Rng) -> Partition:
         """Treat all images as one class, so that only sizes differ."""
+        if self.each or self.repeat:
+            require_clients(clients)
+            total = clients * self.each or int((~dataset.test).sum())
+            sizes = apportion(proportions(self.alpha, clients, rng), total)
+            sizes = np.maximum(sizes, 1) if self.repeat else top_up(sizes[None], 1)[0]
+            return deal_sizes(self.name, dataset, sizes, self.repeat, rng)
         require_images(clients, int((~dataset.test).sum()))
         owner = dirichlet_owners(np.zeros_like(dataset.labels), dataset.test, clients, self.alpha, 1, rng)
+        return from_owners(self.name, owner, dataset.test, clients)
+
+
+@dataclass(frozen=True)
+class Aspects:
+    """One aspect each: k-means on the images' colours, a client per cluster, so that each sees one look of a thing.
+
+    A colour is the mean over one of `cells` × `cells` parts of the image. Test images go to the nearest cluster.
+    """
+
+    name: ClassVar[str] = "aspects"
+    cells: int = 4
+
+    def __post_init__(self) -> None:
+        require_whole("partition.cells", self.cells)
+
+    def split(self, dataset: Dataset, clients: int, rng: Rng) -> Partition:
+        """Cluster the training images; a client left without any gets one of the largest cluster."""
+        require_images(clients, int((~dataset.test).sum()))
+        look = colours(dataset.images, self.cells)
+        owner = np.empty(len(dataset), dtype=np.int64)
+        owner[~dataset.test], centres = clusters(look[~dataset.test], clients, int(rng.integers(2**31)))
+        far = np.square(look[dataset.test][:, None] - centres).sum(-1)
+        owner[dataset.test] = far.argmin(1)
         return from_owners(self.name, owner, dataset.test, clients)
 
 
@@ -193,6 +265,61 @@ class DomainPathological:
         )
 
 
+def deal_sizes(name: str, dataset: Dataset, sizes: Indices, repeat: bool, rng: Rng) -> Partition:
+    """Deal so many training images to each client, whatever their class, and test images in the same proportions.
+
+    With `repeat` they are dealt round and round; a client holds no image twice, so never more than there are.
+    """
+    train, test = (rng.permutation(np.flatnonzero(part)) for part in (~dataset.test, dataset.test))
+    require_images(1 if repeat else len(sizes), len(train))
+    takers = np.repeat(np.arange(len(sizes)), in_proportion(sizes, len(test)))
+    if repeat:
+        firsts, sizes = np.cumsum(sizes) - sizes, np.minimum(sizes, len(train))
+        dealt = [train.take(range(first, first + size), mode="wrap") for first, size in zip(firsts, sizes, strict=True)]
+        return Partition(name, tuple(dealt), tuple(test[takers == n] for n in range(len(sizes))), repeats=True)
+    if sizes.sum() > len(train):
+        raise PromptFedError(
+            f"The partition deals {sizes.sum()} training images to {len(sizes)} clients but there are only "
+            f"{len(train)}; use fewer clients, or at most {len(train) // len(sizes)} images each."
+        )
+    owner = np.full(len(dataset), NOBODY, dtype=np.int64)
+    owner[train[: sizes.sum()]] = np.repeat(np.arange(len(sizes)), sizes)
+    owner[test] = takers
+    return from_owners(name, owner, dataset.test, len(sizes))
+
+
+def colours(images: Images, cells: int) -> NDArray[np.float64]:
+    """Return the mean colours of cells × cells parts of each image [N, H, W, 3], from 0 to 1, as [N, cells² · 3]."""
+    rows, columns = (np.arange(cells) * side // cells for side in images.shape[1:3])
+    if cells > min(images.shape[1:3]):
+        raise PromptFedError(
+            f"partition.cells = {cells} but the images have {images.shape[1]} × {images.shape[2]} pixels."
+        )
+    sums = np.add.reduceat(np.add.reduceat(images, rows, axis=1, dtype=np.float64), columns, axis=2)
+    heights, widths = (
+        np.diff(np.append(starts, side)) for starts, side in zip((rows, columns), images.shape[1:3], strict=True)
+    )
+    means: NDArray[np.float64] = sums / (255 * heights[:, None, None] * widths[:, None])
+    return means.reshape(len(images), -1)
+
+
+def clusters(look: NDArray[np.float64], count: int, seed: int) -> tuple[Indices, NDArray[np.float64]]:
+    """Return the k-means cluster of each row [N], none of them empty, and the clusters' centres."""
+    try:
+        from sklearn.cluster import KMeans
+    except ImportError as error:
+        raise PromptFedError(
+            'The aspects partition needs the [analysis] extra: pip install "promptfed[analysis]".'
+        ) from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # fewer different images than clusters; mended below
+        found = KMeans(count, n_init=4, random_state=seed).fit(look)
+    owner = found.labels_.astype(np.int64)
+    for empty in np.flatnonzero(np.bincount(owner, minlength=count) == 0):
+        owner[np.flatnonzero(owner == np.bincount(owner).argmax())[-1]] = empty
+    return owner, found.cluster_centers_
+
+
 def domain_number(dataset: Dataset, name: str) -> int:
     """Return the number of the domain of that name."""
     if name not in dataset.domain_names:
@@ -250,12 +377,17 @@ def split_domains(name: str, dataset: Dataset, each: int, owners: Owners) -> Par
 
 def require_images(clients: int, images: int, what: str = "training images", where: str = "") -> None:
     """Refuse a split that cannot give every client a training image."""
-    if clients < 1:
-        raise PromptFedError(f"A partition needs at least 1 client, not {clients}.")
+    require_clients(clients)
     if clients > images:
         raise PromptFedError(
             f"The partition has {clients} clients{where} but only {images} {what}; use at most {images} clients{where}."
         )
+
+
+def require_clients(clients: int) -> None:
+    """Refuse a split over nobody."""
+    if clients < 1:
+        raise PromptFedError(f"A partition needs at least 1 client, not {clients}.")
 
 
 def require_classes(per_client: int, classes: int, where: str) -> None:

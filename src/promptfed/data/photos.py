@@ -75,8 +75,9 @@ def read_album(album: Album, size: int, skip_corrupt: bool, cache: str) -> Datas
     return kept(home() / cache / place, _key(album), lambda target: _decode_all(album, size, skip_corrupt, target))
 
 
-def decode(path: Path, size: int) -> Images:
-    """Return one photograph, upright, in RGB on white where it is transparent, as uint8 [size, size, 3]."""
+def decode(path: Path, size: int | tuple[int, int]) -> Images:
+    """Return one photograph, upright, in RGB on white where it is transparent, as uint8 [height, width, 3]."""
+    height, width = (size, size) if isinstance(size, int) else size
     with Image.open(path) as opened:
         image: Image.Image = ImageOps.exif_transpose(opened)
         if image.mode.startswith("I"):  # 16-bit grey, which Pillow would clip rather than scale
@@ -84,7 +85,7 @@ def decode(path: Path, size: int) -> Images:
         if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
             image = image.convert("RGBA")
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-        return np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BICUBIC))
+        return np.asarray(image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC))
 
 
 def first(photos: Sequence[Photo], limit: int) -> list[Photo]:

@@ -22,11 +22,13 @@ class Partition:
     """One data set split over clients: the image indices each client trains and tests on, in ascending order.
 
     No image is used twice and every client has a training image; a client without test images is allowed.
+    If training images repeat, an image may train several clients, but is never tested on.
     """
 
     name: str
     train: tuple[Indices, ...]
     test: tuple[Indices, ...]
+    repeats: bool = False
 
     def __post_init__(self) -> None:
         if not self.train or len(self.train) != len(self.test):
@@ -42,8 +44,11 @@ class Partition:
                     f'Partition "{self.name}" leaves client {client} of {len(self)} without a training image; '
                     "use fewer clients or another partition."
                 )
-        used = np.sort(np.concatenate((*self.train, *self.test)))
-        repeated = used[1:][used[1:] == used[:-1]]
+        trained = [np.unique(np.concatenate(self.train))] if self.repeats else self.train
+        used = np.sort(np.concatenate((*trained, *self.test)))
+        repeated = _twice(used)
+        for images in self.train:
+            repeated = repeated if len(repeated) else _twice(images)
         if used[0] < 0:
             raise PromptFedError(f'Partition "{self.name}" uses image {used[0]}; images count from 0.')
         if len(repeated):
@@ -76,6 +81,7 @@ class Partition:
             "hash": self.hash,
             "dataset": dataset.name,
             "images": len(dataset),
+            **({"repeats": True} if self.repeats else {}),
             "classes": list(dataset.classes),
             "domain_names": list(dataset.domain_names),
             "clients": [
@@ -95,6 +101,7 @@ class Partition:
             train = tuple(_indices(client["train"]) for client in document["clients"])
             test = tuple(_indices(client["test"]) for client in document["clients"])
             counts = [client["counts"] for client in document["clients"]]
+            repeats = document.get("repeats", False) is True
         except (KeyError, TypeError, ValueError):
             raise torn from None
         if (made_for, images) != (dataset.name, len(dataset)):
@@ -104,7 +111,7 @@ class Partition:
             )
         if stored != fingerprint(train, test) or not isinstance(name, str):
             raise torn
-        partition = cls(name, train, test)
+        partition = cls(name, train, test, repeats)
         if max(int(images.max(initial=-1)) for images in (*train, *test)) >= len(dataset):
             raise PromptFedError(
                 f'The partition file {path} names images beyond the {len(dataset)} of "{dataset.name}".'
@@ -144,6 +151,12 @@ def _ascending(images: Indices) -> Indices:
     ordered = np.sort(np.asarray(images, dtype=np.int64))
     ordered.setflags(write=False)
     return ordered
+
+
+def _twice(images: Indices) -> Indices:
+    """Images that stand in an ascending list more than once."""
+    found: Indices = images[1:][images[1:] == images[:-1]]
+    return found
 
 
 def _tally(lists: tuple[Indices, ...], values: Indices, bins: int) -> NDArray[np.int64]:

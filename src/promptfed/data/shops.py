@@ -6,6 +6,7 @@ that every machine sees the same bytes.
 
 import io
 import lzma
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from promptfed.data.dataset import Dataset, Images, Indices
+from promptfed.errors import choice
 
 SHOPS = ("studio", "catalogue", "sketch", "street")
 CLASSES = (
@@ -34,14 +36,19 @@ SIDE = 32
 Ints = NDArray[np.int32]
 
 
-def load_shops() -> Dataset:
-    """Return the embedded set: 4 shops (the domains) × 10 classes × (150 train + 50 test) images of 32 × 32."""
+def load_shops(only: str = "") -> Dataset:
+    """Return the embedded set: 4 shops (the domains) × 10 classes × (150 train + 50 test) images of 32 × 32.
+
+    With `only`, the name of a class, there are the images of that class alone: one concept as four shops show it.
+    """
+    if only and only not in CLASSES:
+        raise choice("class", only, CLASSES, "data.only")
     grey = np.load(io.BytesIO(lzma.decompress(EMBEDDED.read_bytes())))  # [shop, k, class, 28, 28]
     shops, each, classes = grey.shape[:3]
     flat = grey.reshape(shops, each * classes, 28, 28)
     index = np.arange(shops * each * classes, dtype=np.int64).reshape(shops, -1)
     images = np.concatenate([style(flat[shop], shop, index[shop]) for shop in range(shops)])
-    return Dataset(
+    whole = Dataset(
         name="fashion-shops",
         images=images,
         labels=index.reshape(-1) % classes,
@@ -49,6 +56,19 @@ def load_shops() -> Dataset:
         classes=CLASSES,
         domains=index.reshape(-1) // (each * classes),
         domain_names=SHOPS,
+    )
+    return _only(whole, only) if only else whole
+
+
+def _only(whole: Dataset, name: str) -> Dataset:
+    rows = whole.labels == CLASSES.index(name)
+    return replace(
+        whole,
+        images=whole.images[rows],
+        labels=np.zeros(rows.sum(), np.int64),
+        test=whole.test[rows],
+        classes=(name,),
+        domains=whole.domains[rows],
     )
 
 

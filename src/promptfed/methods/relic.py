@@ -9,6 +9,7 @@ Paper symbol -> name: u -> word, û -> `spoken`, W_s -> shift*, W_t -> scale*, F
 FedTI, FedCPW and FedProto are RELIC without one or both of its parts; TI-Local and TI-Central are without federation.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -137,10 +138,18 @@ class RELIC(Method):
         return server | new
 
     # -- the conditional pseudo-word û ------------------------------------------
-    def spoken(self, task: Task, params: Tree, chosen: Tensor, visual: Tensor | None = None) -> Tensor:
+    def spoken(
+        self,
+        task: Task,
+        params: Tree,
+        chosen: Tensor,
+        visual: Tensor | None = None,
+        templates: Sequence[str] | None = None,
+    ) -> Tensor:
         """Return û [..., B, v, W] for templates `chosen` [..., B]: what is put into the prompts.
 
-        The shift depends on visual features [..., B, V], or on the mean of the client's images where none are given.
+        They are chosen from `templates`, or from the method's own where none are given. The shift depends on visual
+        features [..., B, V], or on the mean of the client's images where none are given.
         Without branches, as on the server, û is u.
         """
         word = params["word"].unsqueeze(-3)
@@ -148,7 +157,7 @@ class RELIC(Method):
             return word.expand(*chosen.shape, *word.shape[-2:])
         if visual is None:
             visual = params["visual"].unsqueeze(-2).expand(*chosen.shape, -1)
-        context = text_to_image(task).context(self._templates)[chosen]
+        context = text_to_image(task).context(self._templates if templates is None else templates)[chosen]
         shift = self._through("shift", params, visual).unsqueeze(-2)
         scale = self._through("scale", params, context).unsqueeze(-2)
         return shift + word * (scale + 1 if self.form == "residual" else scale)

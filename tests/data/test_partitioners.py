@@ -1,0 +1,161 @@
+"""Partitions for one concept: equal counts, and one aspect of it for each client."""
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_partition import dataset_of
+
+from promptfed.data.dataset import Dataset, Images
+from promptfed.data.partition import make_partition
+from promptfed.data.partitioners import Aspects, Equal, clusters, colours
+from promptfed.errors import PromptFedError
+
+NAMES = st.sampled_from(["equal", "quantity"])
+
+
+def seeded(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def coloured(shades: list[int], test: list[bool]) -> Dataset:
+    """Return grey images of 4 × 4 pixels."""
+    plain = dataset_of([0] * len(shades), test)
+    images: Images = np.array(shades, np.uint8).repeat(48).reshape(-1, 4, 4, 3)
+    return Dataset(plain.name, images, plain.labels, plain.test, plain.classes, plain.domains, plain.domain_names)
+
+
+# -- equal counts -----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=100, deadline=None)
+@given(clients=st.integers(1, 8), each=st.integers(1, 5), more=st.integers(0, 9), test=st.integers(0, 20))
+def test_everyone_has_the_same_number(clients: int, each: int, more: int, test: int) -> None:
+    train = clients * each + more
+    data = dataset_of([0] * (train + test), [False] * train + [True] * test)
+    found = Equal(each).split(data, clients, seeded(more))
+    assert [len(own) for own in found.train] == [each] * clients
+    used = np.concatenate(found.train)
+    assert len(set(used.tolist())) == len(used)
+    assert used.max() < train
+    tested = [len(own) for own in found.test]
+    assert sum(tested) == test
+    assert max(tested) - min(tested) <= 1
+
+
+def test_another_seed_deals_others() -> None:
+    data = dataset_of([0] * 40, False)
+    one, same, other = (Equal(3).split(data, 5, seeded(seed)) for seed in (0, 0, 1))
+    assert one == same
+    assert one != other
+
+
+@settings(max_examples=100, deadline=None)
+@given(images=st.integers(1, 12), clients=st.integers(1, 9), each=st.integers(1, 5), test=st.integers(0, 9), name=NAMES)
+def test_repeated_images_never_meet_in_one_client(images: int, clients: int, each: int, test: int, name: str) -> None:
+    data = dataset_of([0] * (images + test), [False] * images + [True] * test)
+    found = make_partition(name, {"each": each, "repeat": True}, data, clients, seed=images)
+    assert found.repeats
+    for own in found.train:
+        assert 1 <= len(set(own.tolist())) == len(own) <= images
+        assert not data.test[own].any()
+    assert sorted(np.concatenate(found.test).tolist()) == np.flatnonzero(data.test).tolist()
+    if name == "equal":
+        assert [len(own) for own in found.train] == [min(each, images)] * clients
+    if clients * each >= images > each:  # dealt round and round, no image is held much more often than another
+        held = np.bincount(np.concatenate(found.train), minlength=images)
+        assert name == "quantity" or held.max() - held.min() <= 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(images=st.integers(6, 40), clients=st.integers(1, 6), data=st.data())
+def test_quantity_with_a_mean_size_deals_as_many(images: int, clients: int, data: st.DataObject) -> None:
+    each = data.draw(st.integers(1, images // clients))
+    found = make_partition("quantity", {"each": each}, dataset_of([0] * images, False), clients, seed=each)
+    sizes = [len(own) for own in found.train]
+    assert (sum(sizes), min(sizes) >= 1, found.repeats) == (clients * each, True, False)
+
+
+def test_fifty_clients_of_one_concept() -> None:
+    clematis = dataset_of([0] * 112, False)
+    equal = make_partition("equal", {"repeat": True}, clematis, 50, seed=0)
+    assert [len(own) for own in equal.train] == [3] * 50  # 150 of 112
+    skewed = make_partition("quantity", {"alpha": 0.3, "each": 3, "repeat": True}, clematis, 50, seed=0)
+    sizes = [len(own) for own in skewed.train]
+    assert min(sizes) == 1
+    assert max(sizes) > 9
+    assert 150 <= sum(sizes) <= 200
+
+
+def test_left_out_images_are_not_clustered() -> None:
+    data = replace(coloured([0, 0, 250, 250, 120], [False] * 5), used=np.array([True] * 4 + [False]))
+    found = make_partition("aspects", {}, data, 2, seed=0)
+    assert sorted(own.tolist() for own in found.train) == [[0, 1], [2, 3]]
+
+
+def test_too_few_images_are_named() -> None:
+    data = dataset_of([0] * 10, False)
+    with pytest.raises(
+        PromptFedError, match=r"deals 12 training images to 4 clients .* only 10; .* at most 2 images each"
+    ):
+        Equal(3).split(data, 4, seeded())
+    with pytest.raises(PromptFedError, match=r"partition\.each must be a whole number"):
+        Equal(0)
+    for name in ("equal", "quantity"):
+        with pytest.raises(PromptFedError, match="at least 1 client, not 0"):
+            make_partition(name, {"repeat": True}, data, 0, seed=0)
+
+
+# -- aspects ----------------------------------------------------------------------------------------------------------
+
+
+def test_colours_by_hand() -> None:
+    image = np.zeros((1, 3, 4, 3), np.uint8)
+    image[0, 0, :2] = 255  # white, upper left: its part is the first of rows 0 | 1, 2 and of columns 0, 1 | 2, 3
+    image[0, 1:, 2:, 1] = 51
+    found = colours(image, 2).reshape(2, 2, 3)
+    assert found.tolist() == [[[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]], [[0.0, 0.0, 0.0], [0.0, 0.2, 0.0]]]
+
+
+def test_each_client_has_one_look() -> None:
+    shades = [10, 12, 100, 102, 200, 202] * 4
+    data = coloured(shades, [n >= 18 for n in range(24)])
+    found = Aspects().split(data, 3, seeded())
+    looks = [{shades[image] // 50 for image in own} for own in found.train]
+    assert sorted(map(sorted, looks)) == [[0], [2], [4]]
+    assert [{shades[image] // 50 for image in own} for own in found.test] == looks
+    assert found == Aspects().split(data, 3, seeded())
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    shades=st.lists(st.integers(0, 255), min_size=6, max_size=20),
+    clients=st.integers(1, 5),
+    cells=st.integers(1, 4),
+    seed=st.integers(0, 9),
+)
+def test_every_image_goes_to_one_client_and_nobody_has_none(
+    shades: list[int], clients: int, cells: int, seed: int
+) -> None:
+    data = coloured(shades, [n >= 5 and n % 3 == 0 for n in range(len(shades))])
+    found = Aspects(cells).split(data, clients, seeded(seed))
+    assert sorted(np.concatenate(found.train).tolist()) == np.flatnonzero(~data.test).tolist()
+    assert sorted(np.concatenate(found.test).tolist()) == np.flatnonzero(data.test).tolist()
+    assert min(len(own) for own in found.train) >= 1
+
+
+def test_images_that_look_the_same_still_serve_everyone() -> None:
+    owner, _ = clusters(np.zeros((5, 3)), 4, seed=0)
+    assert sorted(np.bincount(owner, minlength=4).tolist()) == [1, 1, 1, 2]
+
+
+def test_bad_cells_and_a_missing_library_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = coloured([1, 2, 3], [False] * 3)
+    with pytest.raises(PromptFedError, match=r"partition\.cells = 5 but the images have 4 × 4 pixels"):
+        Aspects(5).split(data, 2, seeded())
+    monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
+    with pytest.raises(PromptFedError, match=r'pip install "promptfed\[analysis\]"'):
+        Aspects().split(data, 2, seeded())
