@@ -144,6 +144,13 @@ def test_a_part_of_a_table_then_the_rest(table: Path, tmp_path: Path, counted: l
     assert [row["row"] for row in read_table(out)["rows"]] == ["fedavg", "local"]  # what is finished is shown
 
 
+def test_an_override_need_fit_only_the_columns_asked_for(table: Path, tmp_path: Path, counted: list[str]) -> None:
+    out = tmp_path / "out"
+    assert run(table, out, "--only", "local", "partition.alpha=2.0").code == 2  # iid has no alpha
+    assert run(table, out, "--only", "local", "--columns", "dirichlet", "partition.alpha=2.0").code == 0
+    assert counted == ["dirichlet/local, seed 0"]
+
+
 def test_what_is_finished_elsewhere_is_merged(table: Path, tmp_path: Path, counted: list[str]) -> None:
     one, two, all_of_it = tmp_path / "one", tmp_path / "two", tmp_path / "all"
     assert run(table, one, "--only", "local").code == 0
@@ -384,7 +391,7 @@ def test_workers_end_with_the_table(number: int, table: Path, tmp_path: Path) ->
         else:
             os.kill(began.pid, number)
         _, err = began.communicate(timeout=60)
-    assert began.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL)
+    assert began.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL), err.decode()
     if number == signal.SIGINT:
         assert err.decode() == "Stopped. Give the same command again to go on.\n"
     sizes = [path.stat().st_size for path in lines]

@@ -4,10 +4,15 @@ import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+from promptfed.tables import read_table, to_markdown
+
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs" / "results"
+PFEDPG = sorted(path.name for path in RESULTS.glob("pfedpg-*"))
 
 
 @pytest.fixture(scope="module")
@@ -20,11 +25,20 @@ def results() -> ModuleType:
     return module
 
 
+def means(folder: str, kind: str = "ours") -> dict[str, float]:
+    """Return every row's mean in the first column of a table, under the paper's setting or the best of its grid."""
+    found = read_table(RESULTS / folder)
+    rows = [entry for entry in found["rows"] if entry["column"] == found["columns"][0]["name"]]
+    pooled = {
+        entry["row"]: entry["tuned"]["ours"] if kind == "tuned" and entry["tuned"] else entry["ours"] for entry in rows
+    }
+    return {row: ours["mean"] for row, ours in pooled.items() if ours["mean"] is not None}
+
+
 def test_the_page_holds_every_table_as_printed(results: ModuleType) -> None:
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    assert "\n".join(results.demo_table()) in page
-    for column in results.COLUMNS:
-        assert "\n".join(results.table(column)) in page
+    for lines in results.pages():
+        assert "\n".join(lines) in page
 
 
 def test_no_seed_reverses_the_demo() -> None:
@@ -42,3 +56,32 @@ def test_the_readme_opens_with_the_demo_as_it_came_out() -> None:
         path = ROOT / "docs" / "results" / "demo" / f"{method}-seed0.json"
         accuracy = json.loads(path.read_text(encoding="utf-8"))["accuracy"]
         assert f"| {100 * accuracy['mean']:.2f} | {100 * accuracy['worst']:.2f} |" in readme
+
+
+@pytest.mark.parametrize("folder", PFEDPG)
+def test_a_table_is_what_its_runs_say(folder: str) -> None:
+    found = read_table(RESULTS / folder)
+    assert (RESULTS / folder / "table.md").read_text(encoding="utf-8") == to_markdown(found)
+    runs: dict[str, dict[str, Any]] = json.loads((RESULTS / folder / "runs.json").read_text(encoding="utf-8"))
+    by_hash = {(run["recipe_hash"], run["seed"]): run for run in runs.values()}
+    shown = 0
+    for entry in found["rows"]:
+        for ours in [entry["ours"], *([entry["tuned"]["ours"]] if entry["tuned"] else [])]:
+            for seed, mean in ours["by_seed"].items():
+                run = by_hash[ours["recipe_hashes"][seed], int(seed)]
+                assert mean == pytest.approx(100 * run["mean"], abs=1e-3)
+                shown += 1
+    assert shown
+
+
+def test_what_came_of_pfedpgs_claims() -> None:
+    printed, tuned = means("pfedpg-office"), means("pfedpg-office", "tuned")
+    assert printed["pfedpg"] > max(printed["fedvpt"], printed["singleset-vpt"])
+    assert tuned["pfedpg"] < min(tuned["fedvpt"], tuned["singleset-vpt"])
+    assert tuned["pfedpg-adam"] > max(tuned["fedvpt"], tuned["singleset-vpt"], tuned["fedvpt-d"])
+    for found in (printed, tuned):
+        assert max(found, key=found.__getitem__) == "head-probe"
+    server = list(means("pfedpg-server").values())
+    assert server == sorted(server)
+    cifar = means("pfedpg-cifar100-0.01")
+    assert max(cifar, key=cifar.__getitem__) == "pfedpg-adam"

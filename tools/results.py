@@ -2,8 +2,9 @@
 
     python tools/results.py
 
-Each summary is the summary.json of one finished run folder: the demo's are named METHOD-seedN.json, those on CIFAR-10
-COLUMN-ROW.json. The paper's figures are those of pFedPT's Table 1.
+A summary is the summary.json of one finished run folder: the demo's are named METHOD-seedN.json, pFedPT's on CIFAR-10
+COLUMN-ROW.json; the paper's figures are those of its Table 1. Of pFedPG there is the table.json of each table, as
+`promptfed reproduce` writes it, with the paper's figures.
 """
 
 import json
@@ -24,6 +25,15 @@ PAPER = {
     "dirichlet": {"local": 73.98, "fedavg": 61.92, "pfedpt": 80.83},
     "pathological": {"local": 70.76, "fedavg": 63.62, "pfedpt": 81.16},
     "iid": {"local": 39.04, "fedavg": 67.13, "pfedpt": 66.09},
+}
+# pFedPG's tables by their folder; CIFAR has one per rate
+PFEDPG = ("pfedpg-office", "pfedpg-server", "pfedpg-generator", "pfedpg-k", "pfedpg-dermoscopic")
+GRIDS = ("pfedpg-office", "pfedpg-dermoscopic")
+CIFAR = {
+    "c10-disjoint": ("pfedpg-cifar10", "pfedpg-cifar10-0.01"),
+    "c10-dirichlet": ("pfedpg-cifar10", "pfedpg-cifar10-0.01"),
+    "c100-disjoint": ("pfedpg-cifar100-0.01",),
+    "c100-dirichlet": ("pfedpg-cifar100-0.01",),
 }
 
 
@@ -66,11 +76,120 @@ def demo_table() -> list[str]:
     return [*lines, f"| pFedPT above FedAvg | {' | '.join(f'{gain:+.2f}' for gain in gains)} |", ""]
 
 
+def outcome(folder: str) -> dict[str, Any]:
+    """Return what `promptfed reproduce` wrote about one table."""
+    found: dict[str, Any] = json.loads((RESULTS / folder / "table.json").read_text(encoding="utf-8"))
+    return found
+
+
+def pfedpg_table(folder: str) -> list[str]:
+    """Return a table of one column: ours beside the paper's and, where a grid was tried, its best."""
+    found = outcome(folder)
+    rows, printed = found["rows"] + probe(folder), any(entry["paper"] for entry in found["rows"])
+    parts = [("method", [entry["title"] for entry in rows]), ("seeds", [_seeds(entry["ours"]) for entry in rows])]
+    if printed:
+        parts.append(("paper", [_two(entry["paper"] and entry["paper"]["mean"]) for entry in rows]))
+    parts.append(("ours", [_spread(entry["ours"]) for entry in rows]))
+    if printed:
+        parts.append(("difference", [_signed(entry["difference"]) for entry in rows]))
+    if any(entry["tuned"] for entry in rows):
+        parts.append(("best of grid", [_spread(entry["tuned"]["ours"]) for entry in rows]))
+        parts.append(("difference", [_signed(entry["tuned"]["difference"]) for entry in rows]))
+        parts.append(("its rate", [_rate(entry["tuned"]) for entry in rows]))
+    parts.append(("as received", [_two(entry["ours"]["before"]) for entry in rows]))
+    return _markdown(found["title"], parts)
+
+
+def probe(folder: str) -> list[dict[str, Any]]:
+    """Return the head probe of Table 1 for a table of the same setting that lacks one, at the rate of its clients."""
+    if folder not in ("pfedpg-server", "pfedpg-generator", "pfedpg-k"):
+        return []
+    (found,) = (entry for entry in outcome("pfedpg-office")["rows"] if entry["row"] == "head-probe")
+    ours = found["tuned"]["ours"] if folder == "pfedpg-server" else found["ours"]
+    return [found | {"title": "head probe, from Table 1", "ours": ours, "tuned": None}]
+
+
+def grid_table(folder: str) -> list[str]:
+    """Return the validation accuracy of every rate that was tried, seed 0; a row's best is bold."""
+    found = outcome(folder)
+    grids = {entry["title"]: entry["tuned"]["grid"] for entry in found["rows"]}
+    grids = {title: grid for title, grid in grids.items() if all(one["validation"] is not None for one in grid)}
+    rates = sorted({rate for grid in grids.values() for one in grid for rate in one["setting"].values()})
+    parts: list[tuple[str, list[str]]] = [("method", list(grids))]
+    for rate in rates:
+        shown = []
+        for grid in grids.values():
+            scores = {one["setting"]["method.lr"]: one["validation"] for one in grid}
+            mark = "**" if scores.get(rate) == max(scores.values()) else ""
+            shown.append(f"{mark}{scores[rate]:.2f}{mark}" if rate in scores else "")
+        parts.append((f"{rate:g}", shown))
+    return _markdown(f"{found['title']}: validation images, by rate", parts)
+
+
+def cifar_table(column: str) -> list[str]:
+    """Return one column of Table 2: the paper's, then ours under each rate that was run."""
+    found = [outcome(folder) for folder in CIFAR[column]]
+    entries = [{one["row"]: one for one in each["rows"] if one["column"] == column} for each in found]
+    rows = list(entries[0].values())
+    title = next(one["title"] for one in found[0]["columns"] if one["name"] == column)
+    parts = [
+        ("method", [one["title"] for one in rows]),
+        ("paper", [_two(one["paper"] and one["paper"]["mean"]) for one in rows]),
+    ]
+    for number, folder in enumerate(CIFAR[column]):
+        rate = "rate 0.01" if folder.endswith("0.01") else "the paper's rate"
+        ours = [entries[number].get(one["row"], {}).get("ours") for one in rows]
+        parts.append((f"ours, {rate}", [_spread(one) for one in ours]))
+        parts.append(("as received", [_two(one and one["before"]) for one in ours]))
+    return _markdown(title, parts)
+
+
+def _markdown(title: str, parts: list[tuple[str, list[str]]]) -> list[str]:
+    """Lay out columns of words; all but the first are numbers."""
+    names, cells = zip(*parts, strict=True)
+    lines = [f"**{title}**", "", f"| {' | '.join(names)} |", "|---|" + "--:|" * (len(names) - 1)]
+    return [*lines, *(f"| {' | '.join(row)} |" for row in zip(*cells, strict=True)), ""]
+
+
+def _two(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _signed(value: float | None) -> str:
+    return "" if value is None else f"{value:+.2f}"
+
+
+def _seeds(ours: dict[str, Any]) -> str:
+    return str(len(ours["by_seed"]) + len(ours["problems"]))
+
+
+def _spread(ours: dict[str, Any] | None) -> str:
+    """Write mean ± std over seeds, and how many runs gave no result."""
+    if ours is None:
+        return ""
+    words = ["diverged" if "diverged" in sentence else "failed" for sentence in ours["problems"].values()]
+    if ours["mean"] is None:
+        return " ".join(sorted(set(words)))
+    spread = "" if ours["std"] is None else f" ± {ours['std']:.2f}"
+    lost = ", ".join(f"{words.count(word)} {word}" for word in sorted(set(words)))
+    return f"{ours['mean']:.2f}{spread}" + (f" ({lost})" if lost else "")
+
+
+def _rate(tuned: dict[str, Any]) -> str:
+    return str(tuned["setting"]["method.lr"]) if tuned["ours"]["mean"] is not None else ""
+
+
+def pages() -> list[list[str]]:
+    """Return every table of the page, in its order."""
+    pfedpg = [pfedpg_table(PFEDPG[0]), grid_table(GRIDS[0]), *(pfedpg_table(folder) for folder in PFEDPG[1:])]
+    pfedpg += [grid_table(GRIDS[1]), *(cifar_table(column) for column in CIFAR)]
+    return [demo_table(), *(table(column) for column in COLUMNS), *pfedpg]
+
+
 def main() -> None:
     """Print all tables."""
-    print("\n".join(demo_table()))
-    for column in COLUMNS:
-        print("\n".join(table(column)))
+    for lines in pages():
+        print("\n".join(lines))
 
 
 if __name__ == "__main__":

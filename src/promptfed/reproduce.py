@@ -36,6 +36,7 @@ from promptfed.tables import Entry, Ours, Outcome, Tried, agreement, difference,
 Setting = dict[str, Any]
 # how a run is simulated, how often it is looked at and where: nothing of this changes what the paper did
 _OUR_OWN = {"seed", "device", "checkpoint_seconds", "evaluate.every", "evaluate.personal", "evaluate.after"}
+STOPPED = "Stopped; run the same command again to go on."
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,9 @@ def find_table(source: str) -> PaperTable:
 
 def reproduce(table: PaperTable, plan: Plan) -> Outcome:
     """Run what is left of the table, write table.md and table.json, and return the latter's content."""
-    cells, wanted = table.cells(), _selected(table, plan)
+    wanted = _selected(table, plan)
     _check_plan(plan)
+    cells = {name: cell for name, cell in table.cells().items() if name in wanted or _fits(cell, plan.overrides)}
     settings = {name: _recipe(cell, plan.overrides) for name, cell in cells.items()}
     jobs = {
         name: [_job(plan.out / name, name, recipe, seed) for seed in plan.seeds] for name, recipe in settings.items()
@@ -149,6 +151,15 @@ def _recipe(cell: Cell, words: Sequence[str]) -> Recipe:
     if len(found) != 1:
         raise PromptFedError(f'Cell "{cell.name}" would be a sweep of {len(found)} runs; give every key one value.')
     return found[0]
+
+
+def _fits(cell: Cell, words: Sequence[str]) -> bool:
+    """Say whether a cell that is not asked for understands the overrides; if so, what it finished before is shown."""
+    try:
+        _recipe(cell, words)
+    except PromptFedError:
+        return False
+    return True
 
 
 def _words(setting: Setting) -> list[str]:
@@ -350,6 +361,8 @@ def _side_by_side(jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, Done
                     running[processes.submit(_work_interruptibly, job)] = job
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     job, result = running.pop(future), future.result()
+                    if result.problem == STOPPED:  # Ctrl-C reached the worker; here it may still be on its way
+                        raise KeyboardInterrupt
                     del left[job.folder]
                     advance(1, job.label)
                     yield job, result
@@ -387,7 +400,7 @@ def _work_interruptibly(job: Job) -> Done:
     try:
         return work(job)
     except KeyboardInterrupt:
-        return Done(problem="Stopped; run the same command again to go on.")
+        return Done(problem=STOPPED)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
