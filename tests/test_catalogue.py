@@ -12,6 +12,7 @@ from promptfed import catalogue, config
 from promptfed.backbones import BACKBONES
 from promptfed.data import DATASETS
 from promptfed.data.partition import PARTITIONS
+from promptfed.gallery import KINDS
 
 REGISTRIES: dict[str, Mapping[str, object]] = {
     "methods": config.methods(),
@@ -19,6 +20,7 @@ REGISTRIES: dict[str, Mapping[str, object]] = {
     "backbones": BACKBONES,
     "partitions": PARTITIONS,
     "recipes": config.recipes(),
+    "figures": KINDS,
 }
 
 

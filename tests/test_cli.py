@@ -29,12 +29,18 @@ COMMANDS: tuple[list[str], ...] = (
     ["demo"],
     ["compare"],
     ["report"],
+    ["generate"],
+    ["export"],
+    ["predict"],
+    ["quality"],
+    ["audit"],
+    ["figure"],
     ["list"],
     ["check"],
     ["doctor"],
 )
 DATA_COMMANDS = (["data"], ["data", "list"], ["data", "get"], ["data", "add"])
-KINDS = ("methods", "datasets", "backbones", "partitions", "recipes")
+KINDS = ("methods", "datasets", "backbones", "partitions", "recipes", "figures")
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,7 @@ def test_list_is_a_table(kind: str) -> None:
         assert row["name"] in done.out
 
 
-def test_list_knows_five_kinds_only() -> None:
+def test_list_knows_six_kinds_only() -> None:
     assert promptfed("list", "methodz").code == 2
 
 

@@ -27,6 +27,8 @@ from promptfed.methods.pfedpg import PFedPG
 from promptfed.methods.pfedpt import PFedPT
 from promptfed.methods.promptfl import PromptFL
 from promptfed.methods.relic import RELIC, FedCPW, FedProto, FedTI, TICentral, TILocal
+from promptfed.methods.resnet_full import ResNetFull
+from promptfed.methods.resnet_tuning import ResNetTuning
 from promptfed.methods.singleset_full import SingleSetFull
 from promptfed.methods.singleset_vpt import SingleSetVPT
 from promptfed.methods.vit_full import ViTFull
@@ -88,6 +90,8 @@ VARIANTS: dict[str, Method] = {
     "vit-full": ViTFull(batch=8),
     "vit-full by Adam": ViTFull(optimiser="adam", lr=1e-3, batch=8),
     "vit-tuning": ViTTuning(batch=8),
+    "resnet-full": ResNetFull(batch=8),
+    "resnet-tuning": ResNetTuning(lr=0.5, batch=8),
     "relic": RELIC(lr=0.05, epochs=1, repeats=1, batch=8),
     "relic as printed": RELIC(
         form="printed", relu=False, distance="norm", weighting="uniform", lr=0.05, epochs=1, repeats=1, batch=8

@@ -242,7 +242,7 @@ def test_the_prompts_of_figure_8() -> None:
 
 
 def test_every_table_of_fedapt_is_there() -> None:
-    sizes = {"t1-domainnet": 7, "t1-office": 7, "t2-30clients": 12, "t3-unsup": 12, "t4-keys": 8, "t5-localkey": 2}
+    sizes = {"t1-domainnet": 9, "t1-office": 9, "t2-30clients": 12, "t3-unsup": 12, "t4-keys": 8, "t5-localkey": 2}
     sizes |= {"t6-unseen": 3, "shops-t1": 8, "shops-t4": 6, "shops-t6": 3}
     assert {name: len(find_table(name).cells()) for name in FEDAPT} == {f"fedapt/{k}": v for k, v in sizes.items()}
 
@@ -253,7 +253,9 @@ def test_the_setting_of_fedapt(name: str) -> None:
         (recipe,) = config.expand(cell.recipe, [], cell.name)
         method, office = recipe.method, recipe.data["name"] == "office-caltech10"
         assert recipe.rounds == (30 if method.get("mode") == "unsupervised" else 50)
-        assert (recipe.backbone["weights"], recipe.backbone["size"]) == ("openai/clip-vit-base-patch32", 224)
+        network = "microsoft/resnet-50" if "resnet" in method["name"] else "openai/clip-vit-base-patch32"
+        assert (recipe.backbone["weights"], recipe.backbone["size"]) == (network, 224)
+        assert office or (recipe.data["truncate"], recipe.data["validate"]) == (False, False)
         if method["name"] == "clip-zs":
             continue
         rates = {key: method[key] for key in ("lr", "epochs", "momentum", "weight_decay")}

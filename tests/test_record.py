@@ -54,6 +54,17 @@ def test_append_and_rewind(record: Record) -> None:
     assert path.read_text().count("\n") == 3
 
 
+def test_reading_leaves_the_file_as_it_is(record: Record) -> None:
+    for number in (1, 2, 3):
+        record.append({"round": number})
+    path = record.folder / "rounds.jsonl"
+    before = path.read_bytes(), path.stat().st_mtime_ns, record.folder.stat().st_mtime_ns
+    again = Record(record.folder)
+    assert again.read(2) == ['{"round": 1}', '{"round": 2}']
+    assert again.rounds == [{"round": 1}, {"round": 2}]
+    assert before == (path.read_bytes(), path.stat().st_mtime_ns, record.folder.stat().st_mtime_ns)
+
+
 def test_rewind_to_nothing(record: Record) -> None:
     record.append({"round": 1})
     record.rewind(0)

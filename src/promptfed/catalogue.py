@@ -1,4 +1,4 @@
-"""What there is: methods, data sets, backbones, partitions and recipes by name, and what this machine can run."""
+"""What there is by name, methods, data sets, recipes and more, and what this machine can run."""
 
 import inspect
 import shutil
@@ -14,10 +14,12 @@ from promptfed.backbones import BACKBONES
 from promptfed.data import DATASETS, status
 from promptfed.data.download import home
 from promptfed.data.partition import PARTITIONS
+from promptfed.gallery import KINDS
 from promptfed.report.tables import human_bytes
 
 Entry = dict[str, Any]
 _ENGINE = ("shape", "classes", "names")  # a backbone's fields that the data set decides
+_WITHOUT_KEYS = ("recipes", "figures")  # a recipe has too many to show, a figure none
 
 
 def entries(kind: str) -> list[Entry]:
@@ -25,6 +27,8 @@ def entries(kind: str) -> list[Entry]:
     if kind == "recipes":
         described = ((name, *config.describe(name)) for name in config.recipes())
         return [{"name": name, "about": about, "keys": keys} for name, about, keys in described]
+    if kind == "figures":
+        return [{"name": name, "about": _sentence(one.about), "keys": {}} for name, one in sorted(KINDS.items())]
     registries: dict[str, Mapping[str, type]] = {
         "methods": config.methods(),
         "datasets": DATASETS,
@@ -33,6 +37,10 @@ def entries(kind: str) -> list[Entry]:
     }
     registry = registries[kind]
     return [{"name": name, "about": _about(item), "keys": _keys(item)} for name, item in sorted(registry.items())]
+
+
+def _sentence(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}."
 
 
 def _about(kind: type) -> str:
@@ -53,11 +61,11 @@ def table(kind: str, rows: list[Entry]) -> Table:
     shown = Table(box=None, pad_edge=False)
     shown.add_column("name", no_wrap=True)
     shown.add_column("what it is")
-    if kind != "recipes":
+    if kind not in _WITHOUT_KEYS:
         shown.add_column("keys")
     for row in rows:
         keys = ", ".join(f"{key}={value}" for key, value in row["keys"].items())
-        shown.add_row(row["name"], row["about"], *([] if kind == "recipes" else [f"[dim]{keys}[/]"]))
+        shown.add_row(row["name"], row["about"], *([] if kind in _WITHOUT_KEYS else [f"[dim]{keys}[/]"]))
     return shown
 
 

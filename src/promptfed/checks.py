@@ -19,6 +19,7 @@ from promptfed.backbones.clip import CLIP
 from promptfed.backbones.clip_checkpoint import Form
 from promptfed.backbones.painter import Painter
 from promptfed.backbones.pretrained import ViT
+from promptfed.backbones.resnet import ResNet, ResNetArch
 from promptfed.backbones.text import TextArch
 from promptfed.backbones.transformer import Arch
 from promptfed.config import Recipe
@@ -74,6 +75,8 @@ def _toy_backbone(method: Method, data: Dataset) -> Backbone:
     """Return a small network with random weights, of the kind that the method is made for."""
     if method.backbone == "diffusion":
         return Painter((3, 8, 8), CLASSES)
+    if method.backbone == "resnet":
+        return ResNet.random((3, 8, 8), CLASSES, ResNetArch(8, (16,), (1,)), precision="fp32")
     if method.backbone != "clip":
         return ViT.random((3, 8, 8), CLASSES, width=16, depth=2, heads=2, patch=4, precision="fp32")
     image = Arch(16, 2, 2, 4, 64, (0, 0), projection=16)

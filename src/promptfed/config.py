@@ -86,7 +86,16 @@ class Recipe:
 
 
 # keys younger than the first runs: at these values a recipe keeps the fingerprint it had without them
-LATER = {"sampling": "uniform", "data.split": "fedbn", "partition.unseen": "", "method.tune_epochs": 0}
+LATER = {
+    "sampling": "uniform",
+    "data.only": "",
+    "data.split": "fedbn",
+    "data.validate": True,
+    "partition.each": 0,
+    "partition.repeat": False,
+    "partition.unseen": "",
+    "method.tune_epochs": 0,
+}
 TABLES = ("method", "prompt", "data", "partition", "backbone", "fleet", "evaluate", "guards")
 
 

@@ -71,8 +71,8 @@ class Record:
                 raise PromptFedError(f"The checkpoint {path} is of another {what}; start anew with another --out.")
         return state
 
-    def rewind(self, finished: int) -> None:
-        """Keep the lines of the `finished` rounds; a line cut off by a crash lies beyond them."""
+    def read(self, finished: int) -> list[str]:
+        """Take over the `finished` rounds and return their lines; nothing is written."""
         path = self.folder / "rounds.jsonl"
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         try:
@@ -81,7 +81,12 @@ class Record:
             raise PromptFedError(f"{path} is damaged within its first {finished} rounds; start a new run.") from error
         if len(self.rounds) < finished:
             raise PromptFedError(f"{path} holds {len(self.rounds)} rounds, the checkpoint {finished}; start a new run.")
-        write_text(path, "".join(line + "\n" for line in lines[:finished]))
+        return lines[:finished]
+
+    def rewind(self, finished: int) -> None:
+        """Keep the lines of the `finished` rounds alone; a line cut off by a crash lies beyond them."""
+        kept = self.read(finished)
+        write_text(self.folder / "rounds.jsonl", "".join(line + "\n" for line in kept))
 
     def append(self, line: Line) -> None:
         """Add a finished round."""

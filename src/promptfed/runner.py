@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from promptfed import config, figures, guards, options, tree
+from promptfed import config, domains, figures, guards, options, tree
 from promptfed.backbones import BACKBONES
 from promptfed.backbones.cached import Cached
 from promptfed.config import EvaluateOptions, FleetOptions, Recipe
@@ -142,7 +142,7 @@ def demo(seed: int, out: Path) -> list[Path]:
 
 def start(recipe: Recipe, folder: Path, method: Method | None = None) -> Result:
     """Run a recipe in a new folder."""
-    plan = _prepare(recipe, method, None)
+    plan = prepare(recipe, method, None)
     loop = make_loop(plan, Record(folder))
     loop.store.get(0)  # a method that does not fit the images says so before anything is written
     loop.record = Record.create(folder, config.dump(recipe), environment(plan.device))
@@ -164,10 +164,10 @@ def go_on(folder: Path, recipe: Recipe | None = None, method: Method | None = No
         raise PromptFedError(f"{folder} was asked for {stored.rounds} rounds; it can go on to more, not to fewer.")
     if not longer and (folder / "summary.json").exists():
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        record.rewind(summary["accuracy"]["round"])
+        record.read(summary["accuracy"]["round"])
         return Result(folder, record.rounds, summary)
     stored = replace(stored, rounds=wanted.rounds, device=wanted.device, guards=wanted.guards)
-    plan = _prepare(stored, method, folder / "partition.json")
+    plan = prepare(stored, method, folder / "partition.json")
     if not (folder / "partition.json").exists():
         plan.partition.save(folder / "partition.json", plan.dataset)
     return _execute(plan, make_loop(plan, record))
@@ -182,12 +182,12 @@ def read_again(source: Path, recipe: Recipe, folder: Path) -> Result:
             f"rounds={stored.rounds}, not {recipe.rounds}" if theirs.hash == ours.hash else _difference(theirs, ours)
         )
         raise PromptFedError(f"{source} was trained with {found}; it cannot be read as that.")
-    plan, old = _prepare(recipe, None, source / "partition.json"), Record.reopen(source)
+    plan, old = prepare(recipe, None, source / "partition.json"), Record(source)
     state = old.state(stored.hash, plan.partition.hash)
     loop = make_loop(plan, Record(folder))
     if state is None or state["round"] != loop.settings.total:
         raise PromptFedError(f"{source} is not finished; resume it first.")
-    old.rewind(state["round"])
+    old.read(state["round"])
     record = loop.record = Record.create(folder, config.dump(recipe), environment(plan.device))
     plan.partition.save(folder / "partition.json", plan.dataset)
     shutil.copytree(old.checkpoint, record.checkpoint, dirs_exist_ok=True)
@@ -236,7 +236,8 @@ class Plan:
     device: torch.device
 
 
-def _prepare(recipe: Recipe, method: Method | None, saved: Path | None) -> Plan:
+def prepare(recipe: Recipe, method: Method | None, saved: Path | None) -> Plan:
+    """Find everything a recipe names; who holds which images is read from `saved`, if there is such a file."""
     given = dict(recipe.data)
     dataset = open_dataset(str(given.pop("name")), **given)
     dataset = evaluated_on(dataset, recipe.evaluate["split"], recipe.seed)
@@ -418,6 +419,7 @@ def _execute(plan: Plan, loop: Loop) -> Result:
         summary = summarise(record, about, loop.adapted(), loop.after(), recipe.newcomers)
     record.finish(summary)
     _show_clients(loop, record.folder / "figures.json", plan)
+    domains.show(loop, plan.dataset, record.folder)
     _draw(loop, record.folder / "pictures", plan.dataset)
     write_report([record.folder])
     return Result(record.folder, record.rounds, summary)

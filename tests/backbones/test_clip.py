@@ -20,6 +20,7 @@ from promptfed.backbones.text import TextArch
 from promptfed.backbones.transformer import Arch
 from promptfed.errors import PromptFedError
 from promptfed.method import DualEncoder, Task, dual
+from promptfed.tree import Tree
 from toys import rng
 
 CPU = torch.device("cpu")
@@ -138,7 +139,7 @@ def test_what_follows_the_end_token_changes_nothing(per_class: bool) -> None:
     rest = normal(3, 77 - 1 - 4 - ending.shape[1], 12, seed=1)
     whole = NET.frozen | {"ending": torch.cat([ending, rest], 1)}
     flat = context if per_class else context[None]
-    close(text.features(FORM.text, whole, flat, chunk=512), NET.text(context, per_class=per_class), 1e-6)
+    close(text.features(NET.quick_arch, whole, flat), NET.text(context, per_class=per_class), 1e-6)
 
 
 def test_a_shared_context_is_the_same_one_for_every_class() -> None:
@@ -166,6 +167,56 @@ def test_parts_are_the_whole_and_so_are_their_gradients(chunk: int, per_class: b
     close(pulls[0], pulls[1], 1e-6)
     with torch.no_grad():
         close(small.text(context, per_class=per_class), wanted, 1e-6)
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_silu_takes_the_place_of_quick_gelu(quick: bool) -> None:
+    arch = dataclasses.replace(FORM.text, quick_gelu=quick)
+    plain = NET.spelled | {"block0.mlp1.bias": normal(24, seed=2)}
+    context = normal(2, 3, 4, 12)
+    form, weights = text.with_silu(arch, plain)
+    assert form.silu is quick
+    if quick:
+        close(weights["block0.mlp1.bias"], 1.702 * plain["block0.mlp1.bias"], 1e-6)
+        close(weights["block2.mlp2.weight"], plain["block2.mlp2.weight"] / 1.702, 1e-6)
+        assert text.with_silu(form, weights) == (form, weights)
+    assert weights["block1.mlp2.bias"] is plain["block1.mlp2.bias"]
+    close(text.features(form, weights, context), text.features(arch, plain, context), 1e-6)
+
+
+@pytest.mark.parametrize("per_class", [False, True])
+def test_the_end_tokens_alone_are_enough_in_the_last_block(per_class: bool) -> None:
+    context, full = normal(2, 3 if per_class else 1, 4, 12), FORM.text
+    identity = tree.map(torch.zeros_like, tree.pick(NET.spelled, [n for n in NET.spelled if n.startswith("block0.")]))
+    longer = NET.spelled | {name.replace("block0", "block3"): value for name, value in identity.items()}
+    # a fourth block of zeros adds nothing, and makes of the third one that computes all tokens
+    close(
+        text.features(dataclasses.replace(full, depth=4), longer, context),
+        text.features(full, NET.spelled, context),
+        1e-6,
+    )
+
+
+def test_as_many_texts_at_once_as_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    # a token keeps 6 · 12 + 2 · 24 numbers of 4 bytes in each of 3 blocks: 1,440 bytes; a text has 5 + 7 tokens
+    assert NET.frozen["ending"].shape[1] == 7
+    parts: list[int] = []
+    original = text._part
+    monkeypatch.setattr(text, "SHARE", 1.0)
+    monkeypatch.setattr(text, "CPU_MEMORY", 7 * 12 * 1440)
+
+    def counted(arch: TextArch, spelled: Tree, context: Tensor) -> Tensor:
+        parts.append(len(context))
+        return original(arch, spelled, context)
+
+    monkeypatch.setattr(text, "_part", counted)
+    context = normal(5, 3, 4, 12).requires_grad_()
+    NET.text(context, per_class=True)
+    assert parts == [2, 2, 1]  # seven texts are two contexts of three classes
+    parts.clear()
+    with torch.no_grad():  # only two blocks' worth at a time: ten texts
+        NET.text(context, per_class=True)
+    assert parts == [3, 2]
 
 
 def test_parts_keep_no_more_than_their_inputs_for_the_gradient() -> None:
@@ -273,7 +324,7 @@ def test_prompt_tokens_are_normed_with_the_others(tmp_path: Path) -> None:
 
 def test_the_name_finds_it_and_its_options_are_the_recipes_keys() -> None:
     assert BACKBONES["clip"] is CLIP
-    assert options.defaults(CLIP) == {"weights": "embedded", "size": 0, "precision": "auto", "chunk": 512}
+    assert options.defaults(CLIP) == {"weights": "embedded", "size": 0, "precision": "auto", "chunk": 0}
     fixed = {"shape": SHAPE, "classes": 3, "names": NAMES}
     assert options.make(CLIP, {"size": 32}, "backbone", fixed) == CLIP(SHAPE, 3, NAMES, size=32)
 

@@ -69,9 +69,6 @@ def test_images_are_resized_inside(tmp_path: Path) -> None:
     net = ViT((3, 10, 10), 5, where, size=16).to(CPU)
     larger = F.interpolate(x.flatten(0, 1), (16, 16), mode="bicubic").unflatten(0, (3, 2))
     close(net.features({}, x), ViT(SHAPE, 5, where).to(CPU).features({}, larger), 1e-6)
-    smaller = ViT((3, 40, 40), 5, where, size=16).to(CPU)
-    flat = smaller._resized(torch.full((1, 3, 40, 40), 0.25))
-    close(flat, torch.full((1, 3, 16, 16), 0.25), 1e-6)
 
 
 def test_positions_of_another_grid_by_hand() -> None:

@@ -10,6 +10,7 @@ from promptfed.methods.clip_zs import CLIPZS
 from promptfed.methods.fedapt import FedAPT
 from promptfed.methods.fedclip import FedCLIP
 from promptfed.methods.promptfl import PromptFL
+from promptfed.methods.resnet_tuning import ResNetTuning
 from promptfed.methods.vit_tuning import ViTTuning
 from toys import TinyDual, featured, rng
 
@@ -32,7 +33,7 @@ def domainnet(width: int) -> Task:
         (FedCLIP(), 512, 2 * (512 * 512 + 512)),
         (CLIPZS(), 512, 0),
         (ViTTuning(), 512, 345 * 512 + 345),
-        (ViTTuning(), 2048, 345 * 2048 + 345),  # ResNet-50's features
+        (ResNetTuning(), 2048, 345 * 2048 + 345),
     ],
     ids=[
         "promptfl",

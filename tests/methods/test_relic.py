@@ -153,6 +153,16 @@ def test_conditional_word_by_hand(form: str, expected: float) -> None:
     torch.testing.assert_close(spoken, torch.full((1, 1, WIDTH), expected))
 
 
+def test_templates_need_not_be_the_methods_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lengths(self: Painter, templates: Sequence[str]) -> Tensor:
+        return torch.tensor([[float(len(template))] * WIDTH for template in templates])
+
+    monkeypatch.setattr(Painter, "context", lengths)
+    params = {"word": word(2.0)} | conditions(0.0, 0.25)
+    spoken = RELIC().spoken(TASK, params, torch.tensor([1, 0]), torch.zeros(2, 3), templates=["{}", "my {}"])
+    assert spoken[:, 0, 0].tolist() == [2 * (1 + 0.25 * 5), 2 * (1 + 0.25 * 2)]
+
+
 @pytest.mark.parametrize(("relu", "expected"), [(True, 1.0), (False, 1.0 - 3.0)])
 def test_branches_with_and_without_relu(relu: bool, expected: float) -> None:
     params = {"word": word(1.0)} | conditions(0.5, 0.0)

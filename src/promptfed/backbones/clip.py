@@ -16,7 +16,7 @@ from promptfed.backbones.text import TextArch
 from promptfed.backbones.tokenizer import END, START, words
 from promptfed.backbones.transformer import Arch, Statistics
 from promptfed.method import Draw, Rng, Tokens
-from promptfed.options import Count, Whole
+from promptfed.options import Whole
 from promptfed.tree import Tree
 
 OPENING = "a photo of a"
@@ -34,7 +34,7 @@ class CLIP:
     weights: str = "embedded"  # or a name on the hub, or a folder in the hub's layout
     size: Whole = 0  # images are resized to this many pixels per side; 0: as they come
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # of the forward; auto: bf16 on a GPU, fp32 on a CPU
-    chunk: Count = 512  # texts at a time: fewer need less memory
+    chunk: Whole = 0  # texts at a time: fewer need less memory; 0: as many as a quarter of it holds
 
     @classmethod
     def random(
@@ -46,7 +46,7 @@ class CLIP:
         seed: int = 0,
         size: int = 0,
         precision: Literal["auto", "fp32", "bf16"] = "auto",
-        chunk: int = 512,
+        chunk: int = 0,
     ) -> "LoadedCLIP":
         """Return a dual encoder with random weights on the CPU: for tests and for measuring speed, without files.
 
@@ -124,11 +124,10 @@ class CLIP:
         """Return the network with these towers on `device`."""
         image = image.to(device)
         kind = image.frozen["cls"].dtype
-        frozen = {
-            name: value.to(device, kind if value.is_floating_point() else None) for name, value in spelled.items()
-        }
+        quick, words = text.with_silu(arch, spelled)
+        frozen = {name: value.to(device, kind if value.is_floating_point() else None) for name, value in words.items()}
         with torch.no_grad():
-            zero_shot = text.features(arch, frozen, frozen["opening"][None], chunk=self.chunk)
+            zero_shot = text.features(quick, frozen, frozen["opening"][None], chunk=self.chunk)
         return LoadedCLIP(
             self.shape,
             self.classes,
@@ -139,6 +138,7 @@ class CLIP:
             self.chunk,
             image=image,
             text_arch=arch,
+            quick_arch=quick,
             spelled=spelled,
             frozen=frozen,
             scale=spelled["logit_scale"].exp().to(device),
@@ -148,10 +148,14 @@ class CLIP:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedCLIP(CLIP):
-    """A pretrained dual encoder with its weights: the text tower `spelled` as read, and `frozen` as on the device."""
+    """A pretrained dual encoder with its weights.
+
+    The text tower is `spelled` as read, of the form `text_arch`, and `frozen` as on the device, of `quick_arch`.
+    """
 
     image: LoadedViT
     text_arch: TextArch
+    quick_arch: TextArch
     spelled: Tree = field(compare=False, repr=False)
     frozen: Tree = field(compare=False, repr=False)
     scale: Tensor = field(compare=False, repr=False)  # cosines times this are logits
@@ -200,5 +204,5 @@ class LoadedCLIP(CLIP):
         The context is [..., s, W], or with `per_class` [..., classes, s, W]; it takes the place of word embeddings.
         """
         return text.features(
-            self.text_arch, self.frozen, context if per_class else context.unsqueeze(-3), chunk=self.chunk
+            self.quick_arch, self.frozen, context if per_class else context.unsqueeze(-3), chunk=self.chunk
         )

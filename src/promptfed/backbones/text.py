@@ -2,11 +2,11 @@
 
 A text is [start][context][ending]: the ending of a class is its name, a full stop and the end token, where features are
 read off. Attention looks back only, so whatever follows the end token may be cut off, and the states of a context
-that all classes share are computed once.
+that all classes share are computed once. The last block computes the end tokens alone.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -18,6 +18,10 @@ from promptfed.backbones.init import affine
 from promptfed.backbones.transformer import quick_gelu
 from promptfed.errors import PromptFedError
 from promptfed.tree import Tree
+
+STEEP = 1.702  # of quick GELU
+SHARE = 0.25  # of the memory, for the texts' states; the rest is for images, features and everything else
+CPU_MEMORY = 8 << 30  # what a CPU is taken to have: more would be no faster there
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class TextArch:
     projection: int  # the number of features
     eps: float = 1e-5
     quick_gelu: bool = True
+    silu: bool = False  # in the place of either GELU, see `with_silu`
 
 
 def shapes(arch: TextArch) -> dict[str, tuple[int, ...]]:
@@ -66,6 +71,21 @@ def fresh(arch: TextArch, generator: torch.Generator) -> Tree:
     return weights
 
 
+def with_silu(arch: TextArch, weights: Tree) -> tuple[TextArch, Tree]:
+    """Return the same function with SiLU in the place of quick GELU, x σ(1.702 x) = silu(1.702 x) / 1.702.
+
+    The factors go into the weights around it. SiLU is one kernel each way and keeps one tensor for its gradient; a
+    third of a step's traffic with memory would be quick GELU's.
+    """
+    if not arch.quick_gelu or arch.silu:
+        return arch, weights
+    factors = {"mlp1.weight": STEEP, "mlp1.bias": STEEP, "mlp2.weight": 1 / STEEP}
+    scaled = {
+        name: value * factors[part] for name, value in weights.items() if (part := name.partition(".")[2]) in factors
+    }
+    return replace(arch, silu=True), weights | scaled
+
+
 def spell(weights: Tree, start: int, endings: list[list[int]]) -> Tree:
     """Return the tower's weights with the words that classes need in place of all others.
 
@@ -79,10 +99,11 @@ def spell(weights: Tree, start: int, endings: list[list[int]]) -> Tree:
     return tree.drop(weights, ["token"]) | words
 
 
-def features(arch: TextArch, spelled: Tree, context: Tensor, *, chunk: int) -> Tensor:
+def features(arch: TextArch, spelled: Tree, context: Tensor, *, chunk: int = 0) -> Tensor:
     """Return the unit features [..., classes, D] of contexts [..., 1 or classes, s, W] before every class's ending.
 
     More than `chunk` texts are computed in parts, and a part once more when its gradient is: memory stays bounded.
+    With 0 there are parts only where all texts at once would take too much of the device's memory.
     """
     classes, longest = spelled["ending"].shape[:2]
     length = 1 + context.shape[-2] + longest
@@ -93,9 +114,10 @@ def features(arch: TextArch, spelled: Tree, context: Tensor, *, chunk: int) -> T
         )
     lead = context.shape[:-3]
     flat = context.reshape(math.prod(lead), *context.shape[-3:])
+    again = torch.is_grad_enabled() and context.requires_grad
+    chunk = chunk or _roomy(arch, spelled["ending"], longest if context.shape[-3] == 1 else length, kept=again)
     if len(flat) * classes <= chunk:
         return _part(arch, spelled, flat).view(*lead, classes, -1)
-    again = torch.is_grad_enabled() and context.requires_grad
     rows = []
     for some in flat.split(max(1, chunk // classes)):
         parts = []
@@ -112,6 +134,17 @@ def features(arch: TextArch, spelled: Tree, context: Tensor, *, chunk: int) -> T
     return torch.cat(rows).view(*lead, classes, -1)
 
 
+def _roomy(arch: TextArch, like: Tensor, tokens: int, *, kept: bool) -> int:
+    """Return how many texts of so many tokens fit into the share of memory that is theirs.
+
+    For its gradient a block keeps of every token: queries, keys, values, what it has gathered, the state before each
+    norm, and the hidden layer before and after its activation. Without a gradient there is one block's worth at a time.
+    """
+    numbers = (6 * arch.width + 2 * arch.mlp) * (arch.depth if kept else 2)
+    whole = torch.cuda.get_device_properties(like.device).total_memory if like.is_cuda else CPU_MEMORY
+    return max(1, int(whole * SHARE) // (tokens * numbers * like.element_size()))
+
+
 def _part(arch: TextArch, spelled: Tree, context: Tensor) -> Tensor:
     """Return the unit features [N, classes, D] of contexts [N, 1 or classes, s, W] in float32."""
     ending, end, position = spelled["ending"], spelled["end"], spelled["position"]
@@ -121,54 +154,91 @@ def _part(arch: TextArch, spelled: Tree, context: Tensor) -> Tensor:
     if each[1] == 1:  # the classes' endings are branches of one stem
         stem = before[:, 0] + position[:count]
         branches = (ending + position[count:total]).expand(each[0], *ending.shape)
-        z = _blocks(arch, spelled, [stem, branches])
+        *stems, last = _blocks(arch, spelled, [stem, branches])
     else:
         whole = torch.cat([before, ending.expand(each[0], *ending.shape)], -2) + position[:total]
-        z, end = _blocks(arch, spelled, [whole.flatten(0, 1)]).view(whole.shape), end + count
-    z = z.take_along_dim(end[None, :, None, None], -2).squeeze(-2)
+        stems, last = [], _blocks(arch, spelled, [whole.flatten(0, 1)])[0].view(whole.shape)
+        end = end + count
+    z = _last_block(arch, spelled, stems, last, end)
     z = F.layer_norm(z, (arch.width,), spelled["norm.weight"], spelled["norm.bias"], arch.eps)
     return F.normalize(F.linear(z, spelled["projection.weight"]).float(), dim=-1)
 
 
-def _blocks(arch: TextArch, weights: Tree, parts: list[Tensor]) -> Tensor:
-    """Return the last of the parts after all blocks: a stem [N, T, W], and maybe its branches [N, K, M, W]."""
-    for number in range(arch.depth):
-        parts = _block(arch, weights, f"block{number}", parts)
-    return parts[-1]
+def _blocks(arch: TextArch, weights: Tree, parts: list[Tensor]) -> list[Tensor]:
+    """Return the parts after all blocks but the last: a stem [N, T, W], and maybe its branches [N, K, M, W]."""
+    for number in range(arch.depth - 1):
+        block = _Block(arch, weights, f"block{number}")
+        stem, *branches = parts
+        query, key, value = block.heads(stem)
+        parts = [block.finished(stem, F.scaled_dot_product_attention(query, key, value, is_causal=True))]
+        parts += [block.finished(branch, _look_back(*block.heads(branch), key, value)) for branch in branches]
+    return parts
 
 
-def _block(arch: TextArch, weights: Tree, block: str, parts: list[Tensor]) -> list[Tensor]:
-    def linear(name: str, z: Tensor) -> Tensor:
-        return F.linear(z, weights[f"{block}.{name}.weight"], weights[f"{block}.{name}.bias"])
+def _last_block(arch: TextArch, weights: Tree, stems: list[Tensor], texts: Tensor, end: Tensor) -> Tensor:
+    """Return the end tokens [N, K, W] of texts [N, K, T, W] after the last block; they may have one stem in common.
 
-    def norm(name: str, z: Tensor) -> Tensor:
-        return F.layer_norm(
-            z, (arch.width,), weights[f"{block}.{name}.weight"], weights[f"{block}.{name}.bias"], arch.eps
-        )
+    Features are read off there, so of all other tokens only keys and values are needed.
+    """
+    block, place = _Block(arch, weights, f"block{arch.depth - 1}"), end[None, :, None, None]
+    plain, own = block.normed(texts), texts.take_along_dim(place, -2)
+    (query,), (key, value) = block.mapped(plain.take_along_dim(place, -2), 0, 1), block.mapped(plain, 1, 3)
+    seen = torch.arange(texts.shape[-2], device=end.device) <= end[:, None]  # [K, T]
+    for stem in stems:
+        earlier = block.mapped(block.normed(stem), 1, 3)
+        key, value = (_joined(first, rest) for first, rest in zip(earlier, (key, value), strict=True))
+        seen = torch.cat([seen.new_ones(len(seen), stem.shape[-2]), seen], -1)
+    scores = query @ key.mT / math.sqrt(query.shape[-1])  # one query a text: written out, there is nothing to fuse
+    mixed = scores.masked_fill(~seen[:, None, None], -math.inf).softmax(-1) @ value
+    return block.finished(own, mixed).squeeze(-2)
 
-    def heads(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        found = linear("qkv", norm("norm1", z)).unflatten(-1, (3, arch.heads, -1)).movedim((-3, -2), (0, -3))
-        query, key, value = found.unbind(0)  # each [..., heads, T, d]
+
+@dataclass(frozen=True)
+class _Block:
+    """One block's maps."""
+
+    arch: TextArch
+    weights: Tree
+    name: str
+
+    def _w(self, name: str) -> Tensor:
+        return self.weights[f"{self.name}.{name}"]
+
+    def _linear(self, name: str, z: Tensor) -> Tensor:
+        return F.linear(z, self._w(f"{name}.weight"), self._w(f"{name}.bias"))
+
+    def normed(self, z: Tensor, name: str = "norm1") -> Tensor:
+        """Return what a block's attention (norm1) or MLP (norm2) sees."""
+        return F.layer_norm(z, (self.arch.width,), self._w(f"{name}.weight"), self._w(f"{name}.bias"), self.arch.eps)
+
+    def mapped(self, plain: Tensor, first: int, stop: int) -> tuple[Tensor, ...]:
+        """Return those from `first` to `stop` of queries, keys and values, each [..., heads, T, d]."""
+        rows = slice(first * self.arch.width, stop * self.arch.width)
+        flat = F.linear(plain, self._w("qkv.weight")[rows], self._w("qkv.bias")[rows])
+        found: Tensor = flat.unflatten(-1, (stop - first, self.arch.heads, -1)).movedim((-3, -2), (0, -3))
+        return found.unbind(0)
+
+    def heads(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values of tokens z."""
+        query, key, value = self.mapped(self.normed(z), 0, 3)
         return query, key, value
 
-    def finished(z: Tensor, mixed: Tensor) -> Tensor:
-        z = z + linear("out", mixed.movedim(-3, -2).flatten(-2))
-        hidden = linear("mlp1", norm("norm2", z))
-        return z + linear("mlp2", quick_gelu(hidden) if arch.quick_gelu else F.gelu(hidden))
-
-    stem, *branches = parts
-    query, key, value = heads(stem)
-    made = [finished(stem, F.scaled_dot_product_attention(query, key, value, is_causal=True))]
-    return made + [finished(branch, _look_back(*heads(branch), key, value)) for branch in branches]
+    def finished(self, z: Tensor, mixed: Tensor) -> Tensor:
+        """Return z after attention has gathered `mixed` [..., heads, T, d], and after the MLP."""
+        z = z + self._linear("out", mixed.movedim(-3, -2).flatten(-2))
+        hidden = self._linear("mlp1", self.normed(z, "norm2"))
+        bend = F.silu if self.arch.silu else quick_gelu if self.arch.quick_gelu else F.gelu
+        return z + self._linear("mlp2", bend(hidden))
 
 
 def _look_back(query: Tensor, key: Tensor, value: Tensor, stem_key: Tensor, stem_value: Tensor) -> Tensor:
     """Return what tokens of branches [N, K, heads, M, d] gather from their stem [N, heads, T, d] and before."""
-
-    def joined(stem: Tensor, own: Tensor) -> Tensor:
-        return torch.cat([stem[:, None].expand(-1, own.shape[1], -1, -1, -1), own], -2).flatten(0, 1)
-
-    keys, values = joined(stem_key, key), joined(stem_value, value)
+    keys, values = _joined(stem_key, key).flatten(0, 1), _joined(stem_value, value).flatten(0, 1)
     tokens, seen = query.shape[-2], keys.shape[-2]
     mask = torch.ones(tokens, seen, dtype=torch.bool, device=query.device).tril(seen - tokens)
     return F.scaled_dot_product_attention(query.flatten(0, 1), keys, values, attn_mask=mask).view(query.shape)
+
+
+def _joined(stem: Tensor, own: Tensor) -> Tensor:
+    """Put the stem's [N, heads, T, d] before every branch's own [N, K, heads, M, d]."""
+    return torch.cat([stem[:, None].expand(-1, own.shape[1], -1, -1, -1), own], -2)

@@ -143,15 +143,21 @@ class FedAPT(Method):
             contexts = (self._unlocked(params["context"], key) for key in keys.unbind(-3))
             texts = [dual(task).text(context, per_class=self._per_class) for context in contexts]
             return match_each(x, torch.stack(texts, -3), scale)
-        text = (params if "text" in params else self.prepare(task, params))["text"]  # [..., K, classes, D]
-        each = match(x, text.flatten(-3, -2), scale).reshape(*x.shape[:-1], *text.shape[-3:-1])
-        logits = (shares.unsqueeze(-1) * each).sum(-2)
+        params = params if "text" in params else self.prepare(task, params)
+        logits = (shares.unsqueeze(-1) * self.each(task, params, x)).sum(-2)
         if self.renorm:  # |Σ_k q_k T_k|² = Σ_k Σ_j q_k q_j T_k·T_j
+            text = params["text"]
             products = torch.einsum("...kcd,...jcd->...ckj", text, text)
             logits = logits / torch.einsum("...bk,...ckj,...bj->...bc", shares, products, shares).sqrt()
         return logits
 
     # -- the adaptive network and the keys ---------------------------------------
+    def each(self, task: Task, params: Tree, features: Tensor) -> Tensor:
+        """Return the logits under every single key [..., B, K, classes], from a model that is prepared."""
+        text = params["text"]  # [..., K, classes, D]
+        logits = match(features, text.flatten(-3, -2), dual(task).scale)
+        return logits.reshape(*features.shape[:-1], *text.shape[-3:-1])
+
     def shares(self, params: Tree, features: Tensor) -> Tensor:
         """Return q [..., B, K], how much of each key an image gets: all of one or a mixture, depending on τ."""
         if self.test_key != "adaptive":

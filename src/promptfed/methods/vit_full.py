@@ -1,6 +1,6 @@
 """ViT-full: the whole image tower and a linear classifier, averaged; a baseline of FedAPT.
 
-The tower is CLIP's; another pretrained backbone makes it ResNet-full.
+The tower is CLIP's.
 Symbol -> name: H -> head.*, the tower's weights under their own names.
 """
 

@@ -1,6 +1,6 @@
 """ViT-tuning: a linear classifier on the features of a frozen image tower, averaged; a baseline of FedAPT.
 
-The tower is CLIP's; another pretrained backbone makes it ResNet-tuning.
+The tower is CLIP's.
 Symbol -> name: H -> head.*.
 """
 
