@@ -26,6 +26,7 @@ from promptfed.tables import (
     remarks,
     to_markdown,
     views,
+    with_quality,
     write_table,
 )
 
@@ -274,13 +275,16 @@ def test_both_measures_and_the_agreement_are_shown() -> None:
     both = ["mean", "weighted"]
     made = outcome(rows=rows, columns=columns, measures=both, agreement=agreement(rows, both))
     text = to_markdown(made)
-    assert "| method | ours | paper | ours − paper | weighted | before |" in text
-    assert "| A | 50.00 | 53.50 | -3.50 | 61.25 | 25.00 |" in text
+    assert "| method | ours | paper | ours − paper | weighted | weighted − paper | before |" in text
+    assert "| A | 50.00 | 53.50 | -3.50 | 61.25 | +7.75 | 25.00 |" in text
     assert "weighted: every test image counts once, not every client" in text
     # by weighted (1, −1/2, −1/2) against (−1, 0, 1): −3/2 over √(3/2) · √2
     order = "Rank correlation with the paper's order of 3 methods: 1.00 by mean, -0.87 by weighted."
     assert f"## Order of the methods\n\n- {order}\n" in text
-    assert "## More than 3 points from the paper\n\n- A: 50.00, the paper's is 53.50 (-3.50).\n\n## Deviations" in text
+    far = "A: 50.00, the paper's is 53.50 (-3.50); weighted 61.25 (+7.75)."
+    assert f"## More than 3 points from the paper\n\n- {far}\n\n## Deviations" in text
+    made["measures"] = ["mean"]
+    assert "- A: 50.00, the paper's is 53.50 (-3.50).\n" in to_markdown(made)
     made["columns"].append({"name": "right", "title": "Right", "clients": []})
     assert "- Rank correlation with the paper's order of 3 methods in Left: 1.00 by mean," in to_markdown(made)
     assert "- A (left): 50.00, the paper's" in to_markdown(made)
@@ -290,6 +294,24 @@ def test_a_table_from_before_measures_is_still_read(tmp_path: Path) -> None:
     write_table(tmp_path, outcome())
     assert not {"measures", "agreement"} & set(read_table(tmp_path))
     assert "weighted" not in to_markdown(read_table(tmp_path))
+
+
+# -- how long it took -------------------------------------------------------------------------------------------------
+
+
+def took(runs: int, seconds: float, workers: int = 1, busy: float | None = None) -> str:
+    line = {"began": "", "runs": runs, "workers": workers, "seconds": seconds, "gpu_percent": busy}
+    (sentence,) = remarks(outcome(sittings=[line | {"runs_per_hour": 3600 * runs / seconds}]))["Time"]
+    return sentence
+
+
+def test_every_sitting_has_a_sentence() -> None:
+    assert took(1, 18.0) == "1 run in 18 s: 200 an hour."
+    assert took(39, 1404.0, 12, 87.4) == (
+        "39 runs in 23 min, 12 side by side: 100 an hour; the GPU was busy 87 % of the time."
+    )
+    assert took(2, 7320.0) == "2 runs in 2 h 2 min: 1 an hour."
+    assert "Time" not in remarks(outcome())
 
 
 # -- other headlines --------------------------------------------------------------------------------------------------
@@ -324,3 +346,67 @@ def test_models_before_the_last_aggregation() -> None:
 def test_the_legend_says_which() -> None:
     assert "the mean over domains" in to_markdown(outcome(measures=["deployed"]))
     assert "before the last aggregation" in to_markdown(outcome(measures=["trained"]))
+
+
+# -- distances --------------------------------------------------------------------------------------------------------
+
+
+def measured(folder: Path, fid: float, after_round: int = 2) -> Any:
+    """Return the summary of a run of two rounds whose server's word was measured after some round."""
+    word = {"word": "global", "fid": fid, "drawn": 50, "real": 40}
+    client = {"word": "client", "client": 0, "fid": 1.0, "drawn": 8, "real": 3}
+    content = {"round": after_round, "features": "clip embedded", "words": [client, word]}
+    (folder / "quality.json").write_text(json.dumps(content), encoding="utf-8")
+    return with_quality(summary(0.5), folder)
+
+
+def test_a_fid_is_no_percent(tmp_path: Path) -> None:
+    ours = pool({0: measured(tmp_path, 12.5), 1: measured(tmp_path, 13.5)}, {}, 2, "fid")
+    assert (ours["mean"], ours["by_seed"], ours["per_client"]) == (13.0, {"0": 12.5, "1": 13.5}, [])
+    assert ours["std"] == pytest.approx(0.7071)  # 1 / √2
+    assert ours["measured"] == "clip embedded, 50 pictures, 40 images"
+    assert "measured" not in pool({0: summary(0.5)}, {}, 2)
+
+
+def test_a_run_that_nobody_measured_has_no_fid(tmp_path: Path) -> None:
+    assert with_quality(summary(0.5), tmp_path) == summary(0.5)
+    for run in (summary(0.5), measured(tmp_path, 12.5, after_round=1)):  # it was trained further since
+        ours = pool({0: run}, {}, 2, "fid")
+        assert (ours["mean"], ours["measured"]) == (None, "")
+
+
+def test_measures_that_cannot_be_read(tmp_path: Path) -> None:
+    for damaged in ("{", "[]", "{}"):
+        (tmp_path / "quality.json").write_text(damaged)
+        with pytest.raises(PromptFedError, match=r"quality\.json is damaged; give promptfed quality .* again\."):
+            with_quality(summary(0.5), tmp_path)
+
+
+def test_the_lowest_fid_is_best_and_accuracies_are_not_shown(tmp_path: Path) -> None:
+    rows = []
+    for name, run in {"far": measured(tmp_path, 30.0), "near": measured(tmp_path, 20.0), "new": summary(0.5)}.items():
+        ours = pool({0: run}, {}, 2, "fid")
+        entry: Entry = {
+            "column": "left",
+            "row": name,
+            "title": name,
+            "ours": ours,
+            "paper": None,
+            "difference": None,
+            "tuned": None,
+        }
+        rows.append(entry)
+    columns = [{"name": "left", "title": "Left", "clients": []}]
+    made = outcome(rows=rows, columns=columns, measures=["fid"])
+    ((_, table),) = views(made)
+    assert [column.title for column in table.columns] == [
+        "method",
+        "ours",
+        "paper",
+        "ours − paper",
+        "measured",
+        "down + up",
+    ]
+    assert [(row[1].text, row[1].best) for row in table.rows] == [("30.00", False), ("20.00", True), ("–", False)]
+    assert [row[4].text for row in table.rows] == ["clip embedded, 50 pictures, 40 images"] * 2 + ["–"]
+    assert "the lower the better" in to_markdown(made)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,31 @@ def test_a_table_end_to_end(table: Path, tmp_path: Path, counted: list[str]) -> 
     assert again.out == done.out
 
 
+def test_all_thirteen_rows_of_pfedpts_table_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    images = write_images(tmp_path / "tiny.npz", count=160)
+    network = ["backbone.channels=[2]", "backbone.kernel=3", "backbone.hidden=[4]", "backbone.pool_after=[1]"]
+    words = [
+        f"data.name=npz:{images}",
+        "rounds=1",
+        "clients=4",
+        "per_round=2",
+        "method.epochs=1",
+        "method.lr=0.2",
+        *network,
+    ]
+    assert promptfed("reproduce", "pfedpt/t1-cifar10", "--out", "out", "--columns", "dir-cnn", *words).code == 0
+    found = read_table(Path("out"))
+    rows = {row["row"]: row["ours"] for row in found["rows"]}
+    assert len(rows) == 13
+    assert all(ours["mean"] is not None and ours.get("weighted") is not None for ours in rows.values())
+    for name in ("fedavg", "fedprox", "moon"):  # a starred row is the plain one, fine-tuned
+        assert rows[f"{name}-tuned"]["before"] == rows[name]["mean"]
+        assert rows[f"{name}-tuned"]["mean"] != rows[name]["mean"]
+    (order,) = found.get("agreement", [])
+    assert (order["methods"], set(order["rank_correlation"])) == (13, {"mean", "weighted"})
+
+
 def test_domains_of_the_servers_model_are_no_clients() -> None:
     table = find_table("fedapt/t6-unseen")  # five clients, six domains
     settings = {name: config.expand(cell.recipe, [], name)[0] for name, cell in table.cells().items()}
@@ -246,7 +272,90 @@ def test_side_by_side_gives_the_same_numbers(table: Path, tmp_path: Path) -> Non
     assert run(table, one, "--columns", "iid", "--device", "cpu").code == 0
     done = run(table, two, "--columns", "iid", "--device", "cpu", "--workers", "2")
     assert (done.code, done.err) == (0, "")
-    assert read_table(one) == read_table(two)
+    alone, together = read_table(one), read_table(two)
+    assert [sitting["workers"] for sitting in (*alone.pop("sittings"), *together.pop("sittings"))] == [1, 2]
+    assert alone == together
+
+
+TUNED = """
+[[rows]]
+name = "prox"
+recipe.method = {{ name = "fedprox", lr = 0.05, mu = 0.1 }}
+
+[[rows]]
+name = "prox-tuned"
+recipe.method = {{ name = "fedprox", lr = 0.05, mu = 0.1, tune_epochs = 2 }}
+"""
+
+
+@pytest.fixture
+def tuned(table: Path) -> Path:
+    """Return the table with two more rows, one of which is the other one fine-tuned."""
+    table.write_text(table.read_text(encoding="utf-8") + TUNED.format(), encoding="utf-8")
+    return table
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_is_fine_tuned_is_trained_once(workers: int, tuned: Path, tmp_path: Path) -> None:
+    out, alone = tmp_path / "out", tmp_path / "alone"
+    words = ("--columns", "iid", "--device", "cpu")
+    assert run(tuned, out, "--only", "prox,prox-tuned,local", *words, "--workers", workers).code == 0
+    assert run(tuned, alone, "--only", "prox-tuned", *words).code == 0  # there is nothing to begin from
+    rows = {row["row"]: row["ours"] for row in read_table(out)["rows"]}
+    assert rows["prox-tuned"] == read_table(alone)["rows"][0]["ours"]
+    assert rows["prox-tuned"]["before"] == rows["prox"]["mean"]
+    lines = [(place / "iid/prox-tuned/seed0/rounds.jsonl").read_text().splitlines() for place in (out, alone)]
+    # the rounds before the last were not tested again, so they were not run again either
+    assert [json.loads(one[0])["received"] is None for one in lines] == [True, False]
+
+
+def test_without_its_models_a_twin_is_no_help(tuned: Path, tmp_path: Path) -> None:
+    out, words = tmp_path / "out", ("--columns", "iid")
+    assert run(tuned, out, "--only", "prox", *words).code == 0
+    (out / "iid/prox/seed0/checkpoint/state.json").unlink()
+    assert run(tuned, out, "--only", "prox-tuned", *words).code == 0
+    first = json.loads((out / "iid/prox-tuned/seed0/rounds.jsonl").read_text().splitlines()[0])
+    assert first["received"] is not None
+
+
+def test_a_job_waits_for_what_it_need_not_train() -> None:
+    one, two, three = (Job(name, None, Path(name)) for name in "abc")  # type: ignore[arg-type]
+    one, two = replace(one, twins=(two.folder,)), replace(two, twins=(one.folder,))
+    assert reproduce._next([one, two, three], []) is one
+    assert reproduce._next([two, three], [one]) is three
+    assert reproduce._next([two], [one, three]) is None
+    assert reproduce._next([two], [three]) is two
+
+
+def test_rows_and_columns_are_run_in_the_order_asked_for(table: Path, tmp_path: Path, counted: list[str]) -> None:
+    words = ("--only", "local,fedavg", "--columns", "dirichlet,iid")
+    assert run(table, tmp_path / "out", *words).code == 0
+    cells = ["dirichlet/local", "iid/local", "dirichlet/fedavg", "iid/fedavg"]
+    assert counted == [f"{cell}, seed 0" for cell in cells]
+    shown = [(row["column"], row["row"]) for row in read_table(tmp_path / "out")["rows"]]
+    assert shown == [("iid", "fedavg"), ("iid", "local"), ("dirichlet", "fedavg"), ("dirichlet", "local")]
+
+
+def test_every_sitting_is_remembered(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reproduce, "gpu_load", lambda: 40.0)
+    out = tmp_path / "out"
+    assert run(table, out, "--only", "local", "--device", "cpu").code == 0  # nobody looks at a GPU that is not used
+    done = run(table, out, "--only", "fedavg", "--columns", "iid")
+    first, second = read_table(out).get("sittings", [])
+    assert [(one["runs"], one["workers"], one["gpu_percent"]) for one in (first, second)] == [
+        (2, 1, None),
+        (1, 1, 40.0),
+    ]
+    assert second["runs_per_hour"] == pytest.approx(3600 / second["seconds"], rel=0.2)
+    assert "## Time\n\n- 2 runs in " in done.out
+    assert "an hour; the GPU was busy 40 % of the time.\n" in done.out
+    assert run(table, tmp_path / "all", "--merge", out, "--only", "local").code == 0
+    assert read_table(tmp_path / "all").get("sittings") == [first, second]
+
+
+def test_runs_that_gave_nothing_are_not_counted(table: Path, tmp_path: Path) -> None:
+    assert run(table, tmp_path / "out", "--only", "fedavg", "--columns", "iid", "method.lr=1e30").code == 1
+    assert [one["runs"] for one in read_table(tmp_path / "out").get("sittings", [])] == [0]
 
 
 def test_the_grid_is_tried_on_validation_images(table: Path, tmp_path: Path, counted: list[str]) -> None:

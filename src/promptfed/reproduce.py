@@ -3,7 +3,7 @@
     OUT/CELL/seed0/                          the paper's setting
     OUT/tune/CELL/method.lr=0.05/            the grid, seed 0, on validation images        (only with tune)
     OUT/tuned/CELL/method.lr=0.05/seed0/     the best of the grid, where it is another one (only with tune)
-    OUT/table.md  OUT/table.json
+    OUT/table.md  OUT/table.json  OUT/sittings.jsonl
 
 Finished runs are not run again and stopped ones go on, so a killed table goes on when the same command is given again.
 """
@@ -17,12 +17,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,20 @@ from promptfed.cells import SUFFIX, Cell, PaperTable, read_cells
 from promptfed.config import Recipe
 from promptfed.errors import PromptFedError, choice
 from promptfed.progress import bar
-from promptfed.tables import Entry, Ours, Outcome, Tried, agreement, difference, headline, paper_of, pool, write_table
+from promptfed.sittings import gpu_load, read_sittings, sitting
+from promptfed.tables import (
+    Entry,
+    Ours,
+    Outcome,
+    Tried,
+    agreement,
+    difference,
+    headline,
+    paper_of,
+    pool,
+    with_quality,
+    write_table,
+)
 
 Setting = dict[str, Any]
 # how a run is simulated, how often it is looked at and where: nothing of this changes what the paper did
@@ -41,7 +54,10 @@ STOPPED = "Stopped; run the same command again to go on."
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do with a table: overrides of all its recipes, seeds, which rows and columns (empty: all), and how."""
+    """What to do with a table: overrides of all its recipes, seeds, which rows and columns in which order, and how.
+
+    Without rows or columns all are run, as the table has them.
+    """
 
     out: Path
     overrides: tuple[str, ...] = ()
@@ -117,18 +133,25 @@ def reproduce(table: PaperTable, plan: Plan) -> Outcome:
 # -- planning -------------------------------------------------------------------------------------------------------
 
 
-def _selected(table: PaperTable, plan: Plan) -> set[str]:
-    """Return the names of the cells in the rows and columns asked for."""
+def _selected(table: PaperTable, plan: Plan) -> list[str]:
+    """Return the names of the cells in the rows and columns asked for, row by row if rows were named."""
     for what, asked, known in (("row", plan.rows, table.rows), ("column", plan.columns, table.columns)):
         for name in asked:
             if name not in (names := [one.name for one in known]):
                 raise choice(what, name, names, table.name)
-    return {
-        name
+    found = {
+        name: cell
         for name, cell in table.cells().items()
         if cell.row.name in (plan.rows or (cell.row.name,))
         and cell.column.name in (plan.columns or (cell.column.name,))
     }
+    return sorted(found, key=lambda name: _place(found[name], plan))
+
+
+def _place(cell: Cell, plan: Plan) -> tuple[int, int]:
+    """Return where a cell stands in the order of the rows and columns that were named."""
+    row = plan.rows.index(cell.row.name) if plan.rows else 0
+    return row, plan.columns.index(cell.column.name) if plan.columns else 0
 
 
 def _check_plan(plan: Plan) -> None:
@@ -211,7 +234,7 @@ def _run_best(
     settings: Mapping[str, Recipe],
     ours: Mapping[str, Ours],
     best: Mapping[str, Setting],
-    wanted: set[str],
+    wanted: Sequence[str],
     measure: str,
 ) -> dict[str, Ours]:
     """Run the best point of every grid with all seeds; where it is the paper's setting, those runs serve again."""
@@ -231,19 +254,23 @@ def _run_best(
 # -- running --------------------------------------------------------------------------------------------------------
 
 
-def _execute(jobs: Mapping[str, list[Job]], wanted: set[str], plan: Plan) -> dict[Path, Done]:
+def _execute(jobs: Mapping[str, list[Job]], wanted: Sequence[str], plan: Plan) -> dict[Path, Done]:
     """Return what became of all jobs; those of `wanted` cells are run unless they are finished, others looked up."""
-    done, left = {}, []
-    for name, some in _with_twins(jobs).items():
-        for job in some:
-            summary = _found(job, plan)
-            done[job.folder] = Done(summary)
-            if summary is None and name in wanted:
-                refuse_foreign(job)
-                left.append(job)
+    done = {job.folder: Done(_found(job, plan)) for some in jobs.values() for job in some}
+    twins = _with_twins(jobs)
+    left = [job for name in wanted for job in twins.get(name, []) if done[job.folder].summary is None]
+    for job in left:
+        refuse_foreign(job)
+    if not left:
+        return done
     workers = min(plan.workers, len(left))
-    results = _one_by_one(left) if workers < 2 else _side_by_side(left, workers)
-    return done | {job.folder: result for job, result in results}
+    sample = gpu_load if any(job.recipe.device != "cpu" for job in left) else None
+    with sitting(plan.out, workers, sample) as count:
+        for job, result in _one_by_one(left) if workers < 2 else _side_by_side(left, workers):
+            done[job.folder] = result
+            if result.summary is not None:
+                count()
+    return done
 
 
 def _with_twins(jobs: Mapping[str, list[Job]]) -> dict[str, list[Job]]:
@@ -279,7 +306,7 @@ def finished(job: Job) -> Mapping[str, Any] | None:
         same = summary["recipe_hash"] == job.recipe.hash and summary["rounds"] == job.recipe.rounds
     except (ValueError, KeyError, TypeError):
         raise PromptFedError(f"{path} is damaged; remove its folder, or choose another --out.") from None
-    return summary if same else None
+    return with_quality(summary, job.folder) if same else None
 
 
 def refuse_foreign(job: Job) -> None:
@@ -298,8 +325,8 @@ def refuse_foreign(job: Job) -> None:
 
 
 def _same_training(job: Job, twin: Path) -> bool:
-    """Say whether the folder holds a finished run of what the job would train."""
-    if not (twin / "summary.json").is_file():
+    """Say whether the folder holds a finished run of what the job would train, with its models."""
+    if not (twin / "summary.json").is_file() or not (twin / "checkpoint" / "state.json").is_file():
         return False
     (stored,) = config.load(str(twin / "recipe.toml"))
     return stored.rounds == job.recipe.rounds and config.training(stored).hash == config.training(job.recipe).hash
@@ -348,8 +375,7 @@ def _about(seconds: float | None) -> str:
 def _side_by_side(jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, Done]]:
     """Run the jobs in `workers` processes that each take one after another, because one run leaves a GPU idle."""
     context, others = multiprocessing.get_context("spawn"), set(multiprocessing.active_children())
-    left, running = {job.folder: job for job in jobs}, dict[Future[Done], Job]()
-    queue = iter(jobs)
+    left, running, waiting = {job.folder: job for job in jobs}, dict[Future[Done], Job](), list(jobs)
     with (
         bar("table", len(jobs)) as advance,
         ProcessPoolExecutor(workers, context, _enter_worker, (workers,)) as processes,
@@ -357,7 +383,8 @@ def _side_by_side(jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, Done
         try:
             while left:
                 # no job waits inside the pool, where Ctrl-C could not reach it
-                for job in islice(queue, workers - len(running)):
+                while len(running) < workers and (job := _next(waiting, running.values())):
+                    waiting.remove(job)
                     running[processes.submit(_work_interruptibly, job)] = job
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     job, result = running.pop(future), future.result()
@@ -374,6 +401,12 @@ def _side_by_side(jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, Done
                 if child.pid is not None:
                     os.kill(child.pid, signal.SIGINT)  # its run commits the finished rounds
             raise
+
+
+def _next(waiting: Sequence[Job], running: Iterable[Job]) -> Job | None:
+    """Return the first job that none of the running ones trains for: once they are done it is only tested."""
+    busy = {job.folder for job in running}
+    return next((job for job in waiting if busy.isdisjoint(job.twins)), None)
 
 
 def _enter_worker(workers: int) -> None:
@@ -449,6 +482,7 @@ def _outcome(table: PaperTable, plan: Plan, entries: list[Entry], settings: Mapp
         "notes": list(table.notes),
         "measures": list(table.measures),
         "agreement": agreement(entries, table.measures),
+        "sittings": read_sittings([plan.out, *plan.merge]),
     }
 
 

@@ -18,6 +18,7 @@ class FedAvg(Method):
     """Average the clients' models, weighted by how many images each has."""
 
     name: ClassVar[str] = "fedavg"
+    testing: ClassVar[tuple[str, ...]] = ("tune_epochs",)
 
     lr: Positive = 0.005
     epochs: Whole = 5

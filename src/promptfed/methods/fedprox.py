@@ -20,6 +20,7 @@ class FedProx(Method):
     """Average models that a proximal term holds near the one they started from."""
 
     name: ClassVar[str] = "fedprox"
+    testing: ClassVar[tuple[str, ...]] = ("tune_epochs",)
 
     mu: NonNegative = 1e-4
     lr: Positive = 0.005

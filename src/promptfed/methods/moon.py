@@ -23,6 +23,7 @@ class Moon(Method):
     """Average models whose features contrast the received model with the client's last one."""
 
     name: ClassVar[str] = "moon"
+    testing: ClassVar[tuple[str, ...]] = ("tune_epochs",)
 
     mu: NonNegative = 1.0
     temperature: Positive = 1.0
