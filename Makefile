@@ -57,6 +57,8 @@ format: $(VENV)/.dev  ## mend what lint and formatting can mend by themselves
 bench: $(VENV)/.dev  ## the speed and memory tables of benchmarks/, on this machine
 	$(BIN)/python benchmarks/round_speed.py --clients 4 --images 200 --epochs 1
 	$(BIN)/python benchmarks/prompt_speed.py --clients 4 --batch 16 --rounds 2
+	$(BIN)/python benchmarks/text_prompts.py
+	$(BIN)/python benchmarks/diffusion_speed.py
 	$(BIN)/python benchmarks/many_clients.py --rounds 20
 
 clean:  ## remove the virtual environment and caches

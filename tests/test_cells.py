@@ -82,7 +82,7 @@ def test_measures(tmp_path: Path) -> None:
     assert read_cells(write(tmp_path), "small").measures == ("mean",)
     both = read_cells(write(tmp_path, 'measures = ["mean", "weighted"]' + TABLE), "small")
     assert both.measures == ("mean", "weighted")
-    for name in ("deployed", "trained"):
+    for name in ("deployed", "trained", "fid"):
         assert read_cells(write(tmp_path, f'measures = ["{name}"]' + TABLE), "small").measures == (name,)
 
 

@@ -213,14 +213,16 @@ def test_words_of_a_run(relic: Finished, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(quality, "find_features", lambda *_: Means())
     found = measure(relic, Wish(Brush(count=4), clients=2, own=3, real=6))
     assert [(line["word"], line.get("client")) for line in found["words"]] == [
-        ("global", None), ("sent", 0), ("client", 0), ("sent", 1), ("client", 1),
+        ("global", None), ("global", 0), ("sent", 0), ("client", 0), ("global", 1), ("sent", 1), ("client", 1),
     ]  # fmt: skip
-    assert [(line["real"], line["drawn"]) for line in found["words"]] == [(6, 4), *[(8, 3)] * 4]
+    assert [(line["real"], line["drawn"]) for line in found["words"]] == [(6, 4), *[(8, 3)] * 6]
     assert (found["features"], found["rounds"], found["round"]) == ("means", [], 2)
     assert json.loads((relic.folder / "quality.json").read_text()) == found
     everyone = np.unique(np.concatenate(relic.plan.partition.train))
     pictures = painted(relic.loop.server["word"]).expand(4, -1, -1, -1)
     assert found["words"][0] == {"word": "global", **Judge(relic, Means(), chosen(everyone, 6))(pictures)}
+    own = Judge(relic, Means(), relic.plan.partition.train[1])(pictures[:3])
+    assert found["words"][4] == {"word": "global", "client": 1, **own}
 
 
 def test_a_curve_ends_where_the_run_did(relic: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,6 +257,7 @@ def test_the_command(folders: dict[str, Path]) -> None:
     rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in done.out.splitlines() if "| " in line][1:]
     assert rows == [
         ["relic", "global", "–"],
+        ["relic", "global", "0"],
         ["relic", "sent", "0"],
         ["relic", "client", "0"],
         ["ti-local", "client", "0"],

@@ -17,6 +17,7 @@ TABLES = config.tables()
 PFEDPG = [name for name in TABLES if name.startswith("pfedpg/")]
 PFEDPT = [name for name in TABLES if name.startswith("pfedpt/")]
 FEDAPT = [name for name in TABLES if name.startswith("fedapt/")]
+RELIC = [name for name in TABLES if name.startswith("relic/")]
 TEN = ["singleset-full", "singleset-vpt", "fedavg", "per-fedavg", "fedrep", "fedrod", "fedbabu", "fedvpt", "fedvpt-d"]
 TEN.append("pfedpg")
 
@@ -135,7 +136,7 @@ def test_one_figure_stands_in_several_tables() -> None:
         assert means[f"{best}-dirichlet/pfedpg"] == means[f"pfedpg/t5-k/{data}-dirichlet/k10"]
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", [name for name in TABLES if name not in RELIC])  # a FID is not for choosing by
 def test_every_row_has_the_same_budget_for_tuning(name: str) -> None:
     known = config.methods()
     rows = [row for row in find_table(name).rows if known[row.recipe["method"]["name"].removesuffix("+pt")].learns]
@@ -310,3 +311,56 @@ def test_the_unseen_domain_is_the_last_column(name: str, domains: int) -> None:
         (recipe,) = config.expand(cell.recipe, [], cell.name)
         assert cell.column.clients[-1] == f"{recipe.partition['unseen']} (unseen)"
         assert recipe.clients == recipe.method.get("domains", domains) == domains == len(cell.column.clients) - 1
+
+
+# -- RELIC ------------------------------------------------------------------------------------------------------------
+
+SIX = ["fedti", "fedproto", "fedcpw", "relic", "ti-local", "ti-central"]
+
+
+def test_every_figure_of_relic_is_there() -> None:
+    sizes = {"fig1-aspects": 2, "fig2-clematis": 12, "fig2-face": 12, "shops-fig2": 12}
+    assert {name: len(find_table(name).cells()) for name in RELIC} == {f"relic/{k}": v for k, v in sizes.items()}
+    assert {find_table(name).measures for name in RELIC} == {("fid",)}
+
+
+@pytest.mark.parametrize("name", RELIC)
+def test_no_fid_is_the_papers_and_none_is_tuned(name: str) -> None:
+    for row in find_table(name).rows:
+        assert not row.paper
+        assert not row.tune
+
+
+@pytest.mark.parametrize("name", [name for name in RELIC if "fig2" in name])
+def test_the_six_methods_of_relic(name: str) -> None:
+    table = find_table(name)
+    assert [row.name for row in table.rows] == SIX
+    for cell in table.cells().values():
+        (recipe,) = config.expand(cell.recipe, [], cell.name)
+        assert recipe.method["name"] == cell.row.name
+        if cell.row.name == "ti-central":
+            assert (recipe.clients, recipe.partition["name"], recipe.partition["each"]) == (1, "equal", 3)
+        else:
+            kind = {"equal": "equal", "dirichlet": "quantity"}[cell.column.name]
+            assert (recipe.partition["name"], recipe.partition.get("alpha", 0.3)) == (kind, 0.3)
+
+
+@pytest.mark.parametrize("name", [name for name in RELIC if "shops" not in name])
+def test_the_setting_of_relic(name: str) -> None:
+    for cell in find_table(name).cells().values():
+        (recipe,) = config.expand(cell.recipe, [], cell.name)
+        central = cell.row.name == "ti-central"
+        assert (recipe.rounds, recipe.clients, recipe.per_round) == (30, 1 if central else 50, 0 if central else 5)
+        assert (recipe.backbone["weights"], recipe.backbone["size"]) == ("stabilityai/stable-diffusion-2", 768)
+        settings = {key: recipe.method[key] for key in ("lr", "epochs", "batch", "hidden")}
+        assert settings == {"lr": 5e-4, "epochs": 2, "batch": 1, "hidden": 32}
+        assert recipe.method["align"] == (0.7 if cell.row.name in ("relic", "fedproto") else 0)
+        assert recipe.method["conditional"] == (cell.row.name in ("relic", "fedcpw"))
+        assert recipe.data["test_fraction"] == 0
+
+
+def test_anyone_can_teach_the_embedded_model_a_boot() -> None:
+    for cell in find_table("relic/shops-fig2").cells().values():
+        (recipe,) = config.expand(cell.recipe, [], cell.name)
+        assert (recipe.data["name"], recipe.data["only"]) == ("fashion-shops", "Ankle boot")
+        assert (recipe.backbone["weights"], recipe.method["initialiser"]) == ("embedded", "shoe")

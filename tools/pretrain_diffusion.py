@@ -1,12 +1,16 @@
-"""Pretrain the embedded text-to-image model on clothes that fashion-shops does not have, one kind of them left out.
+"""Pretrain a text-to-image model on all kinds of a thing but one: the embedded one on clothes, a larger one on flowers.
 
     python tools/pretrain_diffusion.py --data /usr/share/datasets/fashion-mnist --device cuda --seconds 480
+    python tools/pretrain_diffusion.py --preset flowers --data FOLDER --out flowers-diffusion --device cuda
 
-Of Fashion-MNIST's training file the photographs that fashion-shops uses are left out, and with them every copy of one;
-the official test file is not read. Every photograph is shown in the styles of all four shops. No photograph of the kind
-named by `--leave-out` is seen, so that a federated run can teach the model that kind.
+No photograph of the kind named by `--leave-out` is seen, so that a federated run can teach the model that kind.
 
-First an autoencoder learns to halve the images' sides, then a text tower and a denoiser learn together to draw what a
+`clothes` becomes the embedded model, for 32 × 32 images. Of Fashion-MNIST's training file the photographs that
+fashion-shops uses are left out, and with them every copy of one; the official test file is not read. Every photograph
+is shown in the styles of all four shops. `flowers` is for 64 × 64 images: Flowers-102 in any layout that the data set
+of that name takes, every photograph also mirrored. Its weights are not part of the package.
+
+First an autoencoder learns to shrink the images, then a text tower and a denoiser learn together to draw what a
 caption says. The folder written is in diffusers' layout; pretraining.json in it says how it was made and how well it
 does on photographs it has not seen. `--vae-steps` and `--steps` repeat a run, whose numbers of steps are there.
 """
@@ -18,7 +22,8 @@ import json
 import lzma
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,14 +35,18 @@ from torch import Tensor, nn
 
 from promptfed.backbones.diffusion import Diffusion, LoadedDiffusion
 from promptfed.backbones.pipeline import EMBEDDED, Pipeline, fresh_pipeline, write_pipeline
+from promptfed.data import flowers
 from promptfed.data.archives import read_idx
+from promptfed.data.photos import decode
 from promptfed.data.shops import CLASSES, SHOPS, SIDE, TRAIN, style
 from promptfed.data.shops import EMBEDDED as SHOPS_FILE
 from promptfed.prompts.templates import OBJECT, STYLE
 
 NOUNS = ("tee", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")  # as in CLASSES
 FAMILIES = {"top": ("tee", "pullover", "coat", "shirt"), "shoe": ("sandal", "sneaker", "boot")}
+LARGE = 64  # the side of the flowers' images
 UNSEEN = 10  # photographs of each kind on which the finished model is measured
+FEW = 3  # the same of each kind of flower, of which there are many
 WARM_UP = 20  # steps before the speed is measured
 LEVELS = 4  # times at which a caption is judged
 
@@ -54,11 +63,34 @@ class Plan:
 
 @dataclass(frozen=True)
 class Shown:
-    """Images [N, 3, 32, 32] as bytes, the kind of thing each shows, and the shop that shows it."""
+    """Images [N, 3, H, W] as bytes, the kind of thing each shows, and the shop that shows it."""
 
     images: Tensor
     kinds: Tensor
     shops: Tensor
+
+
+@dataclass(frozen=True)
+class Preset:
+    """What is drawn, and how large the model is that draws it."""
+
+    read: Callable[[Path, str], tuple[Shown, Shown]]  # a folder, without a noun -> for training, for measuring
+    side: int
+    nouns: tuple[str, ...]  # one for every kind
+    wider: tuple[str, ...]  # a wider noun for every kind
+    shops: tuple[str, ...]
+    leave_out: str
+    drawn: tuple[str, ...]  # nouns of which samples are drawn
+    unet: Mapping[str, object]
+    vae: Mapping[str, object]
+    text: Mapping[str, object]
+    seconds: float
+    lr: float
+
+    @property
+    def all_nouns(self) -> tuple[str, ...]:
+        """Return the kinds' nouns, then the wider ones."""
+        return tuple(dict.fromkeys((*self.nouns, *self.wider)))
 
 
 # -- images and captions ------------------------------------------------------------------------------------------
@@ -86,6 +118,23 @@ def _styled(images: Any, labels: Any, chosen: Any) -> Shown:
     return Shown(torch.from_numpy(shown).permute(0, 3, 1, 2).contiguous(), kinds, shops)
 
 
+def other_flowers(source: Path, leave_out: str) -> tuple[Shown, Shown]:
+    """Return Flowers-102 without one kind, each photograph also mirrored, and a few photographs kept for measuring."""
+    photos = flowers.find_photos(source)
+    with ThreadPoolExecutor() as pool:
+        decoded = list(pool.map(lambda photo: decode(photo.path, LARGE), photos))
+    images = torch.from_numpy(np.stack(decoded)).permute(0, 3, 1, 2).contiguous()
+    kinds = torch.tensor([flowers.CLASSES.index(photo.label) for photo in photos])
+    kept = torch.cat([(kinds == kind).nonzero()[:FEW, 0] for kind in range(len(flowers.CLASSES))])
+    seen = kinds != flowers.CLASSES.index(leave_out)
+    seen[kept] = False
+    twice = torch.cat([images[seen], images[seen].flip(-1)])
+    return (
+        Shown(twice, kinds[seen].repeat(2), torch.zeros(len(twice), dtype=torch.long)),
+        Shown(images[kept], kinds[kept], torch.zeros(len(kept), dtype=torch.long)),
+    )
+
+
 @dataclass(frozen=True)
 class Captions:
     """Every caption there is, as tokens [nouns, templates, shops + 1, length]: the last shop is none."""
@@ -95,14 +144,13 @@ class Captions:
     kin: Tensor  # [kinds]: the wider noun of each kind
 
     @classmethod
-    def of(cls, parts: Pipeline, device: torch.device) -> "Captions":
+    def of(cls, parts: Pipeline, preset: Preset, device: torch.device) -> "Captions":
         """Write them all down once: words for half a thousand images a step would take longer than the step."""
-        wider = [next((name for name, members in FAMILIES.items() if noun in members), "thing") for noun in NOUNS]
-        nouns = [*NOUNS, *FAMILIES, "thing"]
-        ends = [*(f" in the style of {shop}" for shop in SHOPS), ""]
+        nouns = preset.all_nouns
+        ends = [*(f" in the style of {shop}" for shop in preset.shops), ""]
         lines = [template.format(noun) + end for noun in nouns for template in OBJECT for end in ends]
         read = parts.tokenizer([*lines, ""], padding="max_length", return_tensors="pt").input_ids.to(device)
-        kin = torch.tensor([nouns.index(name) for name in wider], device=device)
+        kin = torch.tensor([nouns.index(name) for name in preset.wider], device=device)
         return cls(read[:-1].unflatten(0, (len(nouns), len(OBJECT), len(ends))), read[-1], kin)
 
     def draw(self, kinds: Tensor, shops: Tensor, generator: torch.Generator) -> Tensor:
@@ -114,41 +162,89 @@ class Captions:
         return torch.where((chance[2] < 0.1).unsqueeze(-1), self.nothing, self.tokens[noun, template, shop])
 
 
-def vocabulary() -> list[str]:
+def vocabulary(preset: Preset) -> list[str]:
     """Return texts with every word that a caption or a template may have."""
-    return [*OBJECT, *STYLE, *NOUNS, *FAMILIES, *SHOPS, "thing"]
+    return [*OBJECT, *STYLE, *preset.all_nouns, *preset.shops]
+
+
+# -- models -------------------------------------------------------------------------------------------------------
+
+CLOTHES = Preset(
+    read=leftover,
+    side=SIDE,
+    nouns=NOUNS,
+    wider=tuple(next((name for name, some in FAMILIES.items() if noun in some), "thing") for noun in NOUNS),
+    shops=SHOPS,
+    leave_out="boot",
+    drawn=(*NOUNS, *FAMILIES),
+    unet={
+        "sample_size": SIDE // 2,
+        "block_out_channels": (48, 96),
+        "layers_per_block": 2,
+        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),  # attention at full size would take most time
+        "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+        "norm_num_groups": 16,
+        "attention_head_dim": 4,  # diffusers takes it for the number of heads
+    },
+    vae={
+        "sample_size": SIDE,
+        "block_out_channels": (32, 48),
+        "layers_per_block": 1,
+        "latent_channels": 4,
+        "norm_num_groups": 16,
+        "down_block_types": ("DownEncoderBlock2D", "DownEncoderBlock2D"),
+        "up_block_types": ("UpDecoderBlock2D", "UpDecoderBlock2D"),
+        "mid_block_add_attention": False,
+    },
+    text={"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4},
+    seconds=480.0,
+    lr=1e-3,
+)
+
+FLOWERS = Preset(
+    read=other_flowers,
+    side=LARGE,
+    nouns=flowers.CLASSES,
+    wider=("flower",) * len(flowers.CLASSES),
+    shops=(),
+    leave_out="clematis",
+    drawn=("flower", *flowers.CLASSES[3::9]),
+    unet={
+        "sample_size": LARGE // 4,
+        "in_channels": 8,
+        "out_channels": 8,
+        "block_out_channels": (96, 192, 256),
+        "layers_per_block": 2,
+        "down_block_types": ("CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"),
+        "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D"),
+        "norm_num_groups": 32,
+        "attention_head_dim": 4,
+    },
+    vae={
+        "sample_size": LARGE,
+        "block_out_channels": (64, 96, 128),
+        "layers_per_block": 1,
+        "latent_channels": 8,
+        "norm_num_groups": 32,
+        "down_block_types": ("DownEncoderBlock2D",) * 3,
+        "up_block_types": ("UpDecoderBlock2D",) * 3,
+        "mid_block_add_attention": False,
+    },
+    text={"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 4},
+    seconds=360.0,
+    lr=5e-4,
+)
+
+PRESETS = {"clothes": CLOTHES, "flowers": FLOWERS}
+
+
+def fresh(preset: Preset, seed: int) -> Pipeline:
+    """Return the untrained model."""
+    words = vocabulary(preset)
+    return fresh_pipeline(words, unet=preset.unet, vae=preset.vae, text=preset.text, context=24, seed=seed)
 
 
 # -- training -----------------------------------------------------------------------------------------------------
-
-
-def fresh(seed: int) -> Pipeline:
-    """Return the untrained model."""
-    return fresh_pipeline(
-        vocabulary(),
-        unet={
-            "sample_size": SIDE // 2,
-            "block_out_channels": (48, 96),
-            "layers_per_block": 2,
-            "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),  # attention at full size would take most time
-            "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
-            "norm_num_groups": 16,
-            "attention_head_dim": 4,  # diffusers takes it for the number of heads
-        },
-        vae={
-            "sample_size": SIDE,
-            "block_out_channels": (32, 48),
-            "layers_per_block": 1,
-            "latent_channels": 4,
-            "norm_num_groups": 16,
-            "down_block_types": ("DownEncoderBlock2D", "DownEncoderBlock2D"),
-            "up_block_types": ("UpDecoderBlock2D", "UpDecoderBlock2D"),
-            "mid_block_add_attention": False,
-        },
-        text={"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4},
-        context=24,
-        seed=seed,
-    )
 
 
 def schedule(plan: Plan, seconds: float, steps: int, optimiser: torch.optim.Optimizer) -> Iterator[int]:
@@ -226,12 +322,12 @@ def encoded(parts: Pipeline, shown: Shown, plan: Plan) -> Tensor:
     return coded
 
 
-def train_denoiser(parts: Pipeline, shown: Shown, plan: Plan, seconds: float, steps: int) -> int:
+def train_denoiser(parts: Pipeline, preset: Preset, shown: Shown, plan: Plan, seconds: float, steps: int) -> int:
     """Train text tower and denoiser to draw what captions say; return the steps."""
     generator = torch.Generator(plan.device).manual_seed(plan.seed + 1)
     left = parts.scheduler.alphas_cumprod.to(plan.device)
     kinds, shops = shown.kinds.to(plan.device), shown.shops.to(plan.device)
-    coded, lines = encoded(parts, shown, plan), Captions.of(parts, plan.device)
+    coded, lines = encoded(parts, shown, plan), Captions.of(parts, preset, plan.device)
     parts.unet.to(memory_format=torch.channels_last)
 
     def loss(step: int) -> Tensor:
@@ -263,18 +359,18 @@ def _pixels(shown: Shown, chosen: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def measure(net: LoadedDiffusion, kept: Shown, leave_out: str) -> dict[str, float]:
+def measure(net: LoadedDiffusion, preset: Preset, kept: Shown, leave_out: str) -> dict[str, float]:
     """Return how well unseen photographs are rebuilt, and how often the right noun describes one best.
 
     A noun describes an image the better, the less the denoiser errs on it; all nouns meet the same noise.
     """
-    known = [number for number, noun in enumerate(NOUNS) if noun != leave_out]
-    new = kept.kinds == NOUNS.index(leave_out)
+    known = [number for number, noun in enumerate(preset.nouns) if noun != leave_out]
+    new = kept.kinds == preset.nouns.index(leave_out)
     pixels = (kept.images.float() / 127.5 - 1).to(net.device)
     code = net.parts.vae.encode(pixels).latent_dist.mean
     errors = (net.parts.vae.decode(code).sample - pixels).square().mean((1, 2, 3)).cpu()
     latents = (code * net.parts.vae.config.scaling_factor)[~new.to(net.device)]
-    scores = torch.stack([_misfit(net, latents, NOUNS[number]) for number in known], 1).cpu()
+    scores = torch.stack([_misfit(net, latents, preset.nouns[number]) for number in known], 1).cpu()
     right = torch.tensor(known)[scores.argmin(1)] == kept.kinds[~new]
     return {
         "rebuilt_mse": round(float(errors[~new].mean()), 5),
@@ -287,7 +383,7 @@ def _misfit(net: LoadedDiffusion, latents: Tensor, noun: str) -> Tensor:
     """Return how far the denoiser errs on each image, told that it shows `noun`, on the mean over times [N]."""
     generator = torch.Generator(net.device).manual_seed(0)
     first = torch.zeros(len(latents), dtype=torch.long, device=net.device)
-    states, _ = net.encode(OBJECT[:1], first, net.word(noun)[None])
+    states = _read(net, noun).expand(len(latents), -1, -1)
     total = torch.zeros(len(latents), device=net.device)
     for level in range(LEVELS):
         noise = torch.randn(latents.shape, device=net.device, generator=generator)
@@ -297,14 +393,21 @@ def _misfit(net: LoadedDiffusion, latents: Tensor, noun: str) -> Tensor:
     return total
 
 
-def draw(net: LoadedDiffusion, path: Path, columns: int = 8) -> float:
+def _read(net: LoadedDiffusion, noun: str) -> Tensor:
+    """Return the text tower's states [1, L, W] of the first template with a noun, which may have several words."""
+    line = net.parts.tokenizer(OBJECT[0].format(noun), padding="max_length", return_tensors="pt").input_ids
+    states: Tensor = net.parts.text(line.to(net.device)).last_hidden_state
+    return states
+
+
+@torch.no_grad()
+def draw(net: LoadedDiffusion, nouns: tuple[str, ...], path: Path, columns: int = 8) -> float:
     """Write a row of drawings of every noun to `path`; return the seconds it took."""
     began = time.perf_counter()
     start = torch.randn(columns, *net.latent_shape, generator=torch.Generator().manual_seed(0)).to(net.device)
     rows = []
-    for noun in (*NOUNS, *FAMILIES):
-        first = torch.zeros(columns, dtype=torch.long, device=net.device)
-        states, _ = net.encode(OBJECT[:1], first, net.word(noun)[None])
+    for noun in nouns:
+        states = _read(net, noun).expand(columns, -1, -1)
         rows.append(torch.cat(list(net.sample(states, start, guidance=3.0)), -1))
     grid = ((torch.cat(rows, -2) + 1) * 127.5).byte().permute(1, 2, 0).cpu().numpy()
     Image.fromarray(grid).resize((2 * grid.shape[1], 2 * grid.shape[0]), Image.Resampling.NEAREST).save(path)
@@ -313,46 +416,56 @@ def draw(net: LoadedDiffusion, path: Path, columns: int = 8) -> float:
 
 def main() -> None:
     """Read the arguments, train, measure and write."""
-    parser = argparse.ArgumentParser(description="Pretrain the embedded text-to-image model.")
-    parser.add_argument("--data", type=Path, required=True, help="the folder with the official Fashion-MNIST files")
-    parser.add_argument("--out", type=Path, default=EMBEDDED, help=f"the folder to write (default: {EMBEDDED})")
+    parser = argparse.ArgumentParser(description="Pretrain a text-to-image model.")
+    parser.add_argument("--preset", choices=PRESETS, default="clothes", help="clothes (default): the embedded model")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="the folder with the official Fashion-MNIST files, or with Flowers-102"
+    )
+    parser.add_argument("--out", type=Path, help=f"the folder to write (of clothes: {EMBEDDED})")
     parser.add_argument("--samples", type=Path, default=Path("samples.png"), help="where to put some drawings")
-    parser.add_argument("--leave-out", choices=NOUNS, default="boot", help="the kind of clothes it never sees")
+    parser.add_argument("--leave-out", help="the kind it never sees (boot, clematis)")
     parser.add_argument("--device", type=torch.device, default="cuda")
-    parser.add_argument("--seconds", type=float, default=480.0, help="how long to train, the autoencoder a fifth of it")
+    parser.add_argument("--seconds", type=float, help="how long to train (480, 360), the autoencoder a fifth of it")
     parser.add_argument("--vae-steps", type=int, default=0, help="how many steps to train it, in place of --seconds")
     parser.add_argument("--steps", type=int, default=0, help="how many steps to train the rest")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch", type=int, default=512)
-    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--lr", type=float, help="the highest learning rate (1e-3, 5e-4)")
     given = parser.parse_args()
-    plan = Plan(given.device, given.seed, given.batch, given.lr)
+    preset = PRESETS[given.preset]
+    out, leave_out = given.out or (EMBEDDED if preset is CLOTHES else None), given.leave_out or preset.leave_out
+    if out is None:
+        parser.error("--out is needed: only the embedded model has a place in the package")
+    if leave_out not in preset.nouns:
+        parser.error(f"--leave-out must be one of {', '.join(preset.nouns)}")
+    plan, seconds = Plan(given.device, given.seed, given.batch, given.lr or preset.lr), given.seconds or preset.seconds
     torch.manual_seed(plan.seed)
-    shown, kept = leftover(given.data, given.leave_out)
+    shown, kept = preset.read(given.data, leave_out)
     if plan.device.type == "cuda":
         shown = Shown(shown.images.to(plan.device), shown.kinds, shown.shops)
-    parts = fresh(plan.seed).to(plan.device, torch.float32)
+    parts = fresh(preset, plan.seed).to(plan.device, torch.float32)
     sizes = {name: sum(p.numel() for p in getattr(parts, name).parameters()) for name in ("text", "unet", "vae")}
     print(f"{len(shown.images):,} images, weights {sizes}", flush=True)
-    vae_steps = train_coder(parts, shown, plan, given.seconds / 5, given.vae_steps)
-    steps = train_denoiser(parts, shown, plan, given.seconds * 4 / 5, given.steps)
-    net = Diffusion((3, SIDE, SIDE), len(CLASSES), precision="fp32").loaded(copy.deepcopy(parts), plan.device)
+    vae_steps = train_coder(parts, shown, plan, seconds / 5, given.vae_steps)
+    steps = train_denoiser(parts, preset, shown, plan, seconds * 4 / 5, given.steps)
+    shape = (3, preset.side, preset.side)
+    net = Diffusion(shape, len(preset.nouns), precision="fp32").loaded(copy.deepcopy(parts), plan.device)
     facts = {
         "images": len(shown.images),
-        "left_out": given.leave_out,
+        "left_out": leave_out,
         "weights": sizes,
         "seed": plan.seed,
         "vae_steps": vae_steps,
         "steps": steps,
         "batch": plan.batch,
         "torch": torch.__version__,
-        "measured": measure(net, kept, given.leave_out),
+        "measured": measure(net, preset, kept, leave_out),
     }
-    write_pipeline(parts, given.out)
-    (given.out / "pretraining.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    print(f"{len(NOUNS) + len(FAMILIES)} × 8 drawings in {draw(net, given.samples):.1f} s: {given.samples}")
+    write_pipeline(parts, out)
+    (out / "pretraining.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    print(f"{len(preset.drawn)} × 8 drawings in {draw(net, preset.drawn, given.samples):.1f} s: {given.samples}")
     print(json.dumps(facts, indent=1))
-    print(f"{given.out}: {sum(path.stat().st_size for path in given.out.rglob('*') if path.is_file()):,} bytes")
+    print(f"{out}: {sum(path.stat().st_size for path in out.rglob('*') if path.is_file()):,} bytes")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@
     tune                   grids that rows may name: dotted keys and the values to try
     measures               what of ours to show: "mean" (clients count alike) and also "weighted" (images do); or
                            "deployed", the server's own model on every domain (`clients` are then the domains); or
-                           "trained", every client's model before the last aggregation
+                           "trained", every client's model before the last aggregation; or
+                           "fid", of the server's word, once `promptfed quality` has measured it
     deviations, notes      sentences to print under the table
 
 A cell's recipe is `base`, changed by its column's `recipe`, changed by its row's.
@@ -23,7 +24,7 @@ from typing import Any
 from promptfed.errors import PromptFedError, choice
 
 SUFFIX = ".table.toml"
-MEASURES = ("mean", "weighted", "deployed", "trained")
+MEASURES = ("mean", "weighted", "deployed", "trained", "fid")
 Content = dict[str, Any]
 Grid = Mapping[str, tuple[Any, ...]]
 
@@ -209,14 +210,14 @@ def _sentences(content: Content, key: str, where: str) -> tuple[str, ...]:
 
 
 def _measures(content: Content, where: str) -> tuple[str, ...]:
-    """Read which accuracies to show; the first is the headline."""
+    """Read what to show; the first is the headline."""
     given = content.get("measures", ["mean"])
     for name in given if isinstance(given, list) else [given]:
         if name not in MEASURES:
             raise choice("measure", str(name), MEASURES, where)
-    if given not in (["mean"], ["mean", "weighted"], ["deployed"], ["trained"]):
+    if given not in (["mean"], ["mean", "weighted"], ["deployed"], ["trained"], ["fid"]):
         raise PromptFedError(
-            f'measures in {where} must be ["mean"], ["mean", "weighted"], ["deployed"] or ["trained"].'
+            f'measures in {where} must be ["mean"], ["mean", "weighted"], ["deployed"], ["trained"] or ["fid"].'
         )
     return tuple(given)
 

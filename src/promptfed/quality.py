@@ -299,20 +299,22 @@ def sent(run: Finished, clients: Sequence[int]) -> tree.Tree:
 
 
 def _clients(run: Finished, features: Features, clients: Sequence[int], brush: Brush) -> list[Line]:
-    """Measure the words of single clients, each against the images it trains on."""
+    """Measure the words of single clients, and the global one, against the images each of them trains on."""
     if not clients:
         return []
     up = sent(run, clients)
-    words = {}
+    shared = inverted(run)[0].shared
+    words = {"global": global_word(run)} if shared else {}
     for number, client in enumerate(clients):
         if "word" in up:
             words[f"sent {client}"] = up["word"][number]
         words[f"client {client}"] = client_word(run, client, brush.prompt)
-    lines = []
-    for name, pictures in draw_all(run, words, brush).items():
-        kind, whose = name.split()
-        judge = Judge(run, features, run.plan.partition.train[int(whose)])
-        lines.append({"word": kind, "client": int(whose), **judge(pictures)})
+    drawn, lines = draw_all(run, words, brush), []
+    for client in clients:
+        judge = Judge(run, features, run.plan.partition.train[client])
+        for kind, name in (("global", "global"), ("sent", f"sent {client}"), ("client", f"client {client}")):
+            if name in drawn:
+                lines.append({"word": kind, "client": client, **judge(drawn[name])})
     return lines
 
 

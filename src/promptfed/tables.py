@@ -1,6 +1,7 @@
 """What came out of a table's runs beside what the paper printed: table.json, table.md, and the terminal's tables.
 
-All accuracies here are percents, as papers print them. Nothing here runs anything or imports torch.
+All accuracies here are percents, as papers print them; a FID is what it is. Nothing here runs anything or imports
+torch.
 """
 
 import json
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from promptfed.cells import Cell, Figure
 from promptfed.errors import PromptFedError
 from promptfed.files import write_json, write_text
+from promptfed.report.measured import QUALITY
 from promptfed.report.tables import Cell as Shown
 from promptfed.report.tables import Column, Table, human_bytes
 
@@ -27,6 +29,7 @@ LEGENDS = {
     "mean": "mean accuracy of the clients in percent, ± std over seeds",
     "deployed": "accuracy of the server's own model in percent, the mean over domains, ± std over seeds",
     "trained": "mean accuracy of the clients' models before the last aggregation in percent, ± std over seeds",
+    "fid": "FID of the server's word, the lower the better, ± std over seeds; – until promptfed quality measures it",
 }
 
 
@@ -45,6 +48,7 @@ class Ours(TypedDict):
     mean: float | None
     std: float | None  # over seeds, the sample's
     weighted: NotRequired[float | None]  # every test image counts once, not every client
+    measured: NotRequired[str]  # in which features a FID was taken, and of how many pictures
     per_client: list[float | None]
     before: float | None
     after: float | None
@@ -100,6 +104,17 @@ class Agreement(TypedDict):
     far: list[str]  # rows that differ by more than three points
 
 
+class Sitting(TypedDict):
+    """What one command ran, in how much time."""
+
+    began: str
+    runs: int
+    workers: int
+    seconds: float
+    runs_per_hour: float
+    gpu_percent: float | None  # how busy the GPU was; None: there was none, or nobody could tell
+
+
 class Heading(TypedDict):
     """One column: its clients have titles where the paper tells them apart."""
 
@@ -121,6 +136,7 @@ class Outcome(TypedDict):
     notes: list[str]
     measures: NotRequired[list[str]]
     agreement: NotRequired[list[Agreement]]
+    sittings: NotRequired[list[Sitting]]
 
 
 # -- from summaries to numbers --------------------------------------------------------------------------------------
@@ -128,6 +144,8 @@ class Outcome(TypedDict):
 
 def headline(summary: Mapping[str, Any], measure: str) -> Mapping[str, Any]:
     """Return `mean` and `per_client` of a run by that measure; of the server's own model, per domain."""
+    if measure == "fid":
+        return {"mean": _global(summary).get("fid"), "per_client": []}
     accuracy: Mapping[str, Any] = summary["accuracy"]
     if measure == "mean":
         return accuracy
@@ -138,15 +156,39 @@ def headline(summary: Mapping[str, Any], measure: str) -> Mapping[str, Any]:
     return {"mean": mean(each) if each else None, "per_client": each}
 
 
+def with_quality(summary: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+    """Return a run's summary with what `promptfed quality` measured after its last round, if it did."""
+    path = folder / QUALITY
+    if not path.is_file():
+        return summary
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {**summary, "quality": found} if found["round"] == summary["rounds"] else summary
+    except (ValueError, KeyError, TypeError):
+        raise PromptFedError(f"{path} is damaged; give promptfed quality {folder} again.") from None
+
+
+def _global(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what was measured of the server's word; nothing if it has none, or if nobody measured."""
+    words = summary.get("quality", {}).get("words", [])
+    return next((line for line in words if line["word"] == "global" and "client" not in line), {})
+
+
+def _measured_how(summary: Mapping[str, Any]) -> str:
+    word = _global(summary)
+    return f"{summary['quality']['features']}, {word['drawn']} pictures, {word['real']} images" if word else ""
+
+
 def pool(
     summaries: Mapping[int, Mapping[str, Any]], problems: Mapping[int, str], per_round: int, measure: str = "mean"
 ) -> Ours:
     """Return the runs of one setting as one value; `summaries` and `problems` are by seed."""
     found = [summaries[seed] for seed in sorted(summaries)]
     accuracies = [summary["accuracy"] for summary in found]
-    means = {str(seed): _percent(headline(summaries[seed], measure)["mean"]) for seed in sorted(summaries)}
+    scale = 1 if measure == "fid" else 100
+    means = {str(seed): _times(scale, headline(summaries[seed], measure)["mean"]) for seed in sorted(summaries)}
     known = [value for value in means.values() if value is not None]
-    return {
+    ours: Ours = {
         "mean": _mean(list(means.values())),
         "std": round(stdev(known), 4) if len(known) > 1 else None,
         "weighted": _mean([_percent(accuracy.get("weighted")) for accuracy in accuracies]),
@@ -158,6 +200,9 @@ def pool(
         "traffic": _traffic(found[0], per_round) if found else None,
         "problems": {str(seed): problems[seed] for seed in sorted(problems)},
     }
+    if measure == "fid":
+        ours["measured"] = "; ".join(dict.fromkeys(filter(None, map(_measured_how, found))))
+    return ours
 
 
 def paper_of(cell: Cell, clients: int) -> Paper | None:
@@ -218,8 +263,18 @@ def _measured(entry: Entry, measure: str) -> float | None:
     return entry["ours"].get("weighted") if measure == "weighted" else entry["ours"]["mean"]
 
 
+def _weighted_difference(entry: Entry) -> float | None:
+    """Return ours minus the paper's where every test image counts once."""
+    ours, paper = entry["ours"].get("weighted"), entry["paper"]
+    return None if ours is None or paper is None else round(ours - paper["mean"], 2)
+
+
 def _percent(fraction: float | None) -> float | None:
-    return None if fraction is None or math.isnan(fraction) else round(100 * fraction, 4)
+    return _times(100, fraction)
+
+
+def _times(scale: int, value: float | None) -> float | None:
+    return None if value is None or math.isnan(value) else round(scale * value, 4)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -293,6 +348,7 @@ def remarks(outcome: Outcome) -> dict[str, list[str]]:
         f"More than {FAR:g} points from the paper": differences(outcome),
         "Deviations": outcome["deviations"],
         "Notes": outcome["notes"],
+        "Time": [_took(one) for one in outcome.get("sittings", [])],
     }
     return {title: sentences for title, sentences in groups.items() if sentences}
 
@@ -317,8 +373,21 @@ def differences(outcome: Outcome) -> list[str]:
         if entry["paper"] and (entry["column"], entry["row"]) in far:
             place = entry["title"] if len(outcome["columns"]) == 1 else f"{entry['title']} ({entry['column']})"
             ours, paper = _two(entry["ours"]["mean"]), _two(entry["paper"]["mean"])
-            found.append(f"{place}: {ours}, the paper's is {paper} ({_signed(entry['difference'])}).")
+            text = f"{place}: {ours}, the paper's is {paper} ({_signed(entry['difference'])})"
+            if "weighted" in outcome.get("measures", []):
+                text += f"; weighted {_two(entry['ours'].get('weighted'))} ({_signed(_weighted_difference(entry))})"
+            found.append(f"{text}.")
     return found
+
+
+def _took(one: Sitting) -> str:
+    """Write how much was run in how much time."""
+    hours, minutes = divmod(round(one["seconds"] / 60), 60)
+    time = f"{hours} h {minutes} min" if hours else f"{minutes} min" if minutes else f"{one['seconds']:.0f} s"
+    side = f", {one['workers']} side by side" if one["workers"] > 1 else ""
+    busy = "" if one["gpu_percent"] is None else f"; the GPU was busy {one['gpu_percent']:.0f} % of the time"
+    runs = f"{one['runs']} run{'' if one['runs'] == 1 else 's'}"
+    return f"{runs} in {time}{side}: {one['runs_per_hour']:.0f} an hour{busy}."
 
 
 def failures(outcome: Outcome) -> list[str]:
@@ -357,15 +426,20 @@ def _view(heading: Heading, entries: Sequence[Entry], measures: Sequence[str]) -
         shown = [_client(entry, number) for entry in entries]
         parts.append((Column(title, "ours (paper's)" if number == 0 else "", (title,)), shown))
     ours = Column("ours", LEGENDS[measures[0]], ("ours",))
-    parts.append((ours, _best([entry["ours"] for entry in entries])))
+    parts.append((ours, _best([entry["ours"] for entry in entries], lowest=measures[0] == "fid")))
     parts.append((_plain("paper"), [_text(_two(entry["paper"] and entry["paper"]["mean"])) for entry in entries]))
     parts.append((_plain("ours − paper"), [_text(_signed(entry["difference"])) for entry in entries]))
     if "weighted" in measures:
         shown = [_text(_two(entry["ours"].get("weighted"))) for entry in entries]
         parts.append((Column("weighted", "every test image counts once, not every client", ("weighted",)), shown))
+        parts.append((_plain("weighted − paper"), [_text(_signed(_weighted_difference(entry))) for entry in entries]))
     if any(entry["tuned"] for entry in entries):
         parts += _tuned(entries)
-    for key, legend in (("before", "as received, untrained"), ("after", "after one more local training")):
+    if measures[0] == "fid":
+        shown = [_text(entry["ours"].get("measured") or "–") for entry in entries]
+        parts.append((Column("measured", "features, pictures drawn, real images", ("measured",), False), shown))
+    accuracies = (("before", "as received, untrained"), ("after", "after one more local training"))
+    for key, legend in () if measures[0] == "fid" else accuracies:
         shown = [_text(_two(entry["ours"]["before" if key == "before" else "after"])) for entry in entries]
         parts.append((Column(key, legend, (key,)), shown))
     shown = [_text(_sent(entry["ours"]["traffic"])) for entry in entries]
@@ -403,14 +477,14 @@ def _text(text: str) -> Shown:
     return Shown(text, (text,))
 
 
-def _best(found: Sequence[Ours | None]) -> list[Shown]:
-    """Write every mean ± std, the highest in bold where there is a choice."""
+def _best(found: Sequence[Ours | None], lowest: bool = False) -> list[Shown]:
+    """Write every mean ± std, the highest (of distances the lowest) in bold where there is a choice."""
     means = [round(ours["mean"], 2) if ours and ours["mean"] is not None else None for ours in found]
-    known = {value for value in means if value is not None}
+    known, best = {value for value in means if value is not None}, min if lowest else max
     cells = []
     for ours, value in zip(found, means, strict=True):
         text = _ours(ours) if ours else "–"
-        cells.append(Shown(text, (text,), best=len(known) > 1 and value == max(known)))
+        cells.append(Shown(text, (text,), best=len(known) > 1 and value == best(known)))
     return cells
 
 

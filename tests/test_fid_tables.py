@@ -1,0 +1,59 @@
+"""A table of distances: trained by one command, measured by another, then shown by the first."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from inverted_runs import painting, write_colours
+from promptfed.tables import read_table
+from test_cli import promptfed
+
+TABLE = """
+title = "Words"
+paper = "Somebody 2020."
+measures = ["fid"]
+
+[base]
+rounds = 1
+clients = 3
+data = {{ name = "npz:{images}" }}
+partition = {{ name = "disjoint", classes_per_client = 1 }}
+backbone = {{ name = "painter" }}
+method = {{ repeats = 1, batch = 4, first = 2 }}
+evaluate = {{ after = false }}
+
+[[columns]]
+name = "colours"
+
+[[rows]]
+name = "fedti"
+recipe.method = {{ name = "fedti" }}
+
+[[rows]]
+name = "relic"
+recipe.method = {{ name = "relic" }}
+
+[[rows]]
+name = "ti-local"
+recipe.method = {{ name = "ti-local" }}
+"""
+
+
+def test_train_measure_and_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    table, out = tmp_path / "words.table.toml", tmp_path / "out"
+    table.write_text(TABLE.format(images=write_colours(tmp_path / "colours.npz")), encoding="utf-8")
+    folders = [out / name / "seed0" for name in ("fedti", "relic", "ti-local")]
+    with painting():
+        done = promptfed("reproduce", table, "--out", out, "device=cpu")
+        assert (done.code, [row["ours"]["mean"] for row in read_table(out)["rows"]]) == (0, [None] * 3)
+        assert promptfed("quality", *folders, "--clients", 0, "--count", 3, "--real", 6).code == 0
+        done = promptfed("reproduce", table, "--out", out, "device=cpu")
+    assert done.code == 0
+    rows = {row["row"]: row["ours"] for row in read_table(out)["rows"]}
+    for name, folder in zip(("fedti", "relic"), folders, strict=False):
+        (word,) = json.loads((folder / "quality.json").read_text())["words"]
+        assert rows[name]["mean"] == round(word["fid"], 4) > 0
+        assert rows[name].get("measured") == "clip embedded, 3 pictures, 6 images"
+    assert (rows["ti-local"]["mean"], rows["ti-local"].get("measured")) == (None, "")  # it has no word on the server
