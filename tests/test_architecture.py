@@ -41,7 +41,7 @@ FORBIDDEN = {
     "predict": {"cli", "checks", "catalogue", "reproduce", "sites", "tables", "report", "methods"},
     "generate": {"cli", "checks", "catalogue", "reproduce", "sites", "tables", "report"},
     "export": {"cli", "checks", "catalogue", "reproduce", "sites", "tables", "report"},
-    "quality": {"cli", "checks", "catalogue", "reproduce", "sites", "tables"},
+    "quality": {"cli", "checks", "catalogue", "reproduce", "sites", "tables", "report"},
     "audit": {"cli", "checks", "catalogue", "reproduce", "sites", "tables", "report"},
     "runner": {"cli", "checks", "catalogue", "reproduce", "sites", "tables"},
     "sites": {"cli", "checks", "catalogue", "reproduce", "tables", "methods"},

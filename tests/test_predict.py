@@ -20,9 +20,9 @@ from promptfed.method import Method, Task
 from promptfed.predict import Answer, Model
 from promptfed.runner import Result
 from promptfed.sites import coordinator
-from promptfed.sites.seam import Threads
 from promptfed.sites.settings import Federation
 from promptfed.sites.worker import Worker
+from sites_in_threads import Threads
 from test_bad_input import sentence
 from test_cli import promptfed
 from test_runner import tiny, write_images

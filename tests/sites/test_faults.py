@@ -13,8 +13,8 @@ from three_sites import NAMES, Ask, begin, exchange, furthest, lines, server_tre
 
 from promptfed.sites import coordinator, wire
 from promptfed.sites.frames import Child, worker_command
-from promptfed.sites.seam import Threads
 from promptfed.sites.settings import Federation
+from sites_in_threads import Threads
 
 TWO = Federation(NAMES, min_sites=2)
 

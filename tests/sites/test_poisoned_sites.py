@@ -12,10 +12,10 @@ from promptfed import config
 from promptfed.errors import PromptFedError
 from promptfed.runner import single
 from promptfed.sites import coordinator, wire
-from promptfed.sites.seam import Threads
 from promptfed.sites.settings import Federation
 from promptfed.sites.wire import Message
 from promptfed.sites.worker import Worker
+from sites_in_threads import Threads
 
 NAMES = tuple(f"site-{number}" for number in range(10))
 POISONED = NAMES[3], NAMES[8]

@@ -14,10 +14,10 @@ from promptfed.data.partition import Partition
 from promptfed.federation.store import read_tree
 from promptfed.runner import single, start
 from promptfed.sites import coordinator
-from promptfed.sites.seam import Threads
 from promptfed.sites.settings import Federation
 from promptfed.sites.worker import Worker
 from promptfed.tree import Tree
+from sites_in_threads import Threads
 
 NAMES = ("north", "south", "west")
 SIDE = 32
