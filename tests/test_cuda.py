@@ -69,6 +69,8 @@ def test_eight_bit_kernels_round_as_torch_does() -> None:
     parts = [torch.randn(5, 3, 7, 16, generator=draw).bfloat16().transpose(1, 2).contiguous() for _ in range(3)]
     parts = [part.transpose(1, 2) for part in parts]  # [5, 3, 7, 16], heads inside tokens as attention returns them
 
+    wide = torch.randn(9, 80, generator=draw).bfloat16()  # not three pieces of a power of two, as 48 is
+
     def made(device: str) -> list[torch.Tensor]:
         a, b, g, w, c = (part.to(device) for part in (z, branch, grad, weight, bias))
         total, plain = float8.added_and_normed(a, b, w, c, 1e-6)
@@ -80,7 +82,9 @@ def test_eight_bit_kernels_round_as_torch_does() -> None:
             _back(float8.gelu(a)),
             _back(float8.gelu_backward(g, a)),
             _back(float8.joined(*(part.to(device) for part in parts))),
-            float8.norm_backward(g, b, a, w, 1e-6).float().cpu(),
+            float8.norm_backward(g, b, a, w, 1e-6)[0].float().cpu(),
+            _back(float8.norm_backward(g, b, a, w, 1e-6)[1]),
+            _back(float8.gelu(wide.to(device))),
         ]
 
     for got, want in zip(made("cuda"), made("cpu"), strict=True):

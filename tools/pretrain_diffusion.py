@@ -48,6 +48,7 @@ LARGE = 64  # the side of the flowers' images
 UNSEEN = 10  # photographs of each kind on which the finished model is measured
 FEW = 3  # the same of each kind of flower, of which there are many
 WARM_UP = 20  # steps before the speed is measured
+EAGER = 3  # steps before the step is captured
 LEVELS = 4  # times at which a caption is judged
 
 
@@ -247,8 +248,8 @@ def fresh(preset: Preset, seed: int) -> Pipeline:
 # -- training -----------------------------------------------------------------------------------------------------
 
 
-def schedule(plan: Plan, seconds: float, steps: int, optimiser: torch.optim.Optimizer) -> Iterator[int]:
-    """Yield the steps there is time for, or exactly `steps`, while the rate rises shortly and falls by a cosine."""
+def schedule(plan: Plan, seconds: float, steps: int) -> Iterator[tuple[int, float]]:
+    """Yield the steps there is time for, or exactly `steps`, with a rate that rises shortly and falls by a cosine."""
     step, began = 0, time.perf_counter()
     while not steps or step < steps:
         if not steps and step in (WARM_UP, 2 * WARM_UP) and plan.device.type == "cuda":
@@ -258,39 +259,68 @@ def schedule(plan: Plan, seconds: float, steps: int, optimiser: torch.optim.Opti
         if not steps and step == 2 * WARM_UP:
             steps = step + int(seconds / ((time.perf_counter() - began) / WARM_UP))
         done = step / steps if steps else 0.0
-        for group in optimiser.param_groups:
-            group["lr"] = plan.lr * min(1.0, (step + 1) / 100) * (0.5 + 0.5 * math.cos(math.pi * done))
-        yield step
+        yield step, plan.lr * min(1.0, (step + 1) / 100) * (0.5 + 0.5 * math.cos(math.pi * done))
         step += 1
-        if step % 200 == 0:
+        if step % 1000 == 0:
             print(f"step {step} of {steps or '?'}: {time.perf_counter() - began:.0f} s", flush=True)
 
 
 def descend(
-    plan: Plan, modules: list[Any], seconds: float, steps: int, loss: Callable[[int], Tensor]
+    plan: Plan,
+    modules: list[Any],
+    seconds: float,
+    steps: int,
+    generator: torch.Generator,
+    loss: Callable[[], Tensor],
 ) -> tuple[int, float]:
-    """Minimise `loss` by AdamW and leave the modules with the mean of their last weights; return steps and loss."""
+    """Minimise `loss` by AdamW and leave the modules with the mean of their last weights; return steps and loss.
+
+    On a GPU the step is captured as a graph: starting its thousands of small kernels one by one takes six times as
+    long as they do. So all that changes from step to step lies in tensors, and chance comes from `generator`.
+    """
+    cuda = plan.device.type == "cuda"
     parameters = [p for module in modules for p in module.requires_grad_(True).parameters()]
     averaged = [p.detach().clone() for p in parameters]
-    optimiser = torch.optim.AdamW(parameters, lr=plan.lr, weight_decay=0.01, fused=True)
-    last, value = 0, torch.zeros(())
-    for step in schedule(plan, seconds, steps, optimiser):
-        with torch.autocast(plan.device.type, torch.bfloat16, enabled=plan.device.type == "cuda"):
-            value = loss(step)
+    rate, share = (torch.zeros((), device=plan.device) for _ in range(2))
+    optimiser = torch.optim.AdamW(parameters, lr=rate, weight_decay=0.01, fused=True, capturable=cuda)
+
+    def once() -> Tensor:
         optimiser.zero_grad()
+        with torch.autocast(plan.device.type, torch.bfloat16, enabled=cuda, cache_enabled=False):
+            value = loss()
         value.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimiser.step()
         with torch.no_grad():
-            share = min(0.999, (1 + step) / (10 + step))
-            torch._foreach_lerp_(averaged, parameters, 1 - share)
+            torch._foreach_mul_(averaged, share)
+            torch._foreach_add_(averaged, torch._foreach_mul(parameters, 1 - share))
+        return value.detach()
+
+    last, value, graph = 0, torch.zeros(()), torch.cuda.CUDAGraph() if cuda else None
+    for step, lr in schedule(plan, seconds, steps):
+        rate.fill_(lr)
+        share.fill_(min(0.999, (1 + step) / (10 + step)))
+        if graph is None:
+            value = once()
+        elif step < EAGER:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                torch.cuda.synchronize()
+                value = once()
+                torch.cuda.synchronize()
+        elif step == EAGER:
+            graph.register_generator_state(generator)
+            with torch.cuda.graph(graph):
+                value = once()
+            graph.replay()
+        else:
+            graph.replay()
         last = step + 1
     with torch.no_grad():
         for p, mean in zip(parameters, averaged, strict=True):
             p.copy_(mean)
     for module in modules:
         module.requires_grad_(False)
-    return last, float(value.detach())
+    return last, float(value)
 
 
 def train_coder(parts: Pipeline, shown: Shown, plan: Plan, seconds: float, steps: int) -> int:
@@ -298,14 +328,14 @@ def train_coder(parts: Pipeline, shown: Shown, plan: Plan, seconds: float, steps
     generator = torch.Generator(plan.device).manual_seed(plan.seed)
     vae = parts.vae
 
-    def loss(step: int) -> Tensor:
+    def loss() -> Tensor:
         images = _pixels(shown, _some(shown, plan, generator))
         code = vae.encode(images).latent_dist
         error = vae.decode(code.sample()).sample - images
         total: Tensor = error.abs().mean() + error.square().mean() + 1e-6 * code.kl().mean()
         return total
 
-    steps, value = descend(plan, [vae], seconds, steps, loss)
+    steps, value = descend(plan, [vae], seconds, steps, generator, loss)
     with torch.no_grad():
         code = vae.encode(_pixels(shown, _some(shown, plan, generator))).latent_dist.mean
     vae.register_to_config(scaling_factor=round(1 / float(code.std()), 5))
@@ -330,7 +360,7 @@ def train_denoiser(parts: Pipeline, preset: Preset, shown: Shown, plan: Plan, se
     coded, lines = encoded(parts, shown, plan), Captions.of(parts, preset, plan.device)
     parts.unet.to(memory_format=torch.channels_last)
 
-    def loss(step: int) -> Tensor:
+    def loss() -> Tensor:
         chosen = _some(shown, plan, generator)
         latents = coded[chosen].contiguous(memory_format=torch.channels_last)
         states = parts.text(lines.draw(kinds[chosen], shops[chosen], generator)).last_hidden_state
@@ -341,7 +371,7 @@ def train_denoiser(parts: Pipeline, preset: Preset, shown: Shown, plan: Plan, se
         found: Tensor = parts.unet(noisy, when, encoder_hidden_states=states).sample
         return (found.float() - noise).square().mean()
 
-    steps, value = descend(plan, [parts.text, parts.unet], seconds, steps, loss)
+    steps, value = descend(plan, [parts.text, parts.unet], seconds, steps, generator, loss)
     parts.unet.to(memory_format=torch.contiguous_format)
     print(f"denoiser: {steps} steps, loss {value:.4f}", flush=True)
     return steps

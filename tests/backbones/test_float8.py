@@ -42,7 +42,9 @@ def test_the_gradient_through_a_norm_is_autograds() -> None:
     weight = torch.linspace(0.5, 2, 32)
     leaf = z.clone().requires_grad_()
     (wanted,) = torch.autograd.grad(F.layer_norm(leaf, (32,), weight, None, 1e-6), leaf, inner)
-    torch.testing.assert_close(float8.norm_backward(passed, inner, z, weight, 1e-6), passed + wanted)
+    found, low = float8.norm_backward(passed, inner, z, weight, 1e-6)
+    torch.testing.assert_close(found, passed + wanted)
+    assert back(low).equal(back(float8.rows(found)))
 
 
 def test_the_gradient_of_gelu_is_autograds_but_for_rounding() -> None:
@@ -75,6 +77,16 @@ def test_features_and_prompts_gradients_are_near_those_of_float32(layer_scale: b
     for exact, near in zip(made["fp32"], made["fp8"], strict=True):
         assert F.cosine_similarity(exact.flatten(), near.flatten(), dim=0) > 0.99
         assert (exact - near).norm() / exact.norm() < 0.1
+
+
+def test_a_gradient_for_prompts_alone_is_the_same_for_them() -> None:
+    net, generator = network("fp8"), torch.Generator().manual_seed(5)
+    x, prompt = torch.randn(2, 5, 3, 16, 16, generator=generator), torch.randn(2, 4, 32, generator=generator)
+    grads: list[torch.Tensor] = []
+    for pixels in (x, x.clone().requires_grad_()):  # images that are learned need the gradient of all tokens
+        leaf = prompt.clone().requires_grad_()
+        grads += torch.autograd.grad(net.features({}, pixels, tokens=leaf).square().sum(), leaf)
+    torch.testing.assert_close(grads[0], grads[1], rtol=1e-5, atol=1e-6)
 
 
 def test_deep_prompts_pass_the_blocks() -> None:

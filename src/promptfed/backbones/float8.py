@@ -4,6 +4,7 @@ The weights never change, so they are quantised once, and backward computes what
 tokens. A GPU runs the kernels of `kernels.py`; on a CPU the same functions are written in torch, for reading and tests.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,11 +89,6 @@ class Block:
     mlp1: Matrix
     mlp2: Matrix
 
-    def __call__(self, z: Tensor) -> Tensor:
-        """Return the tokens z [..., T, width] after attention and MLP."""
-        made: Tensor = _Through.apply(z.reshape(-1, *z.shape[-2:]), self)  # type: ignore[no-untyped-call]
-        return made.view(z.shape)
-
 
 def block(heads: int, eps: float, weights: Tree) -> Block:
     """Quantise the weights of one block, named without its number, as in `transformer.shapes`."""
@@ -120,39 +116,67 @@ def block(heads: int, eps: float, weights: Tree) -> Block:
     )
 
 
+def through(z: Tensor, blocks: Sequence[Block], wanted: slice = slice(None)) -> Tensor:
+    """Return the tokens z [..., T, width] after the blocks; of those before, only the `wanted` get a gradient."""
+    made: Tensor = _Through.apply(z.reshape(-1, *z.shape[-2:]), blocks, wanted)  # type: ignore[no-untyped-call]
+    return made.view(z.shape)
+
+
 class _Through(torch.autograd.Function):
-    """A block forwards, and the gradient of its tokens backwards."""
+    """Blocks forwards, and the gradient of their tokens backwards.
+
+    They are one step for autograd, so that a sum and the norm after it are one kernel, and so are a norm's gradient and
+    its quantisation.
+    """
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, block: Block) -> Tensor:
-        count, tokens, width = z.shape
-        z = z.reshape(-1, width)
-        qkv = block.qkv(normed(z, *block.norm1, block.eps))
-        query, key, value = qkv.view(count, tokens, 3, block.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
-        parts = [part.detach().requires_grad_() for part in (query, key, value)]
-        with torch.enable_grad():  # attention brings its own backward
-            mixed = F.scaled_dot_product_attention(parts[0], parts[1], parts[2])
-        branch = block.out(rows(mixed.detach().transpose(1, 2).reshape(-1, width)))
-        middle, plain = added_and_normed(z, branch, *block.norm2, block.eps)
-        hidden = block.mlp1(plain)
-        after = middle + block.mlp2(gelu(hidden))
-        ctx.block, ctx.attention = block, (mixed, parts)
-        ctx.save_for_backward(z, middle, hidden)
-        return after.view(count, tokens, width)
+    def forward(ctx: Any, z: Tensor, blocks: Sequence[Block], wanted: slice) -> Tensor:
+        shape, saved = z.shape, []
+        z, branch = z.reshape(-1, shape[-1]), None
+        for block in blocks:
+            if branch is None:
+                plain = normed(z, *block.norm1, block.eps)
+            else:
+                z, plain = added_and_normed(z, branch, *block.norm1, block.eps)
+            query, key, value = block.qkv(plain).view(*shape[:2], 3, block.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+            parts = [part.detach().requires_grad_() for part in (query, key, value)]
+            with torch.enable_grad():  # attention brings its own backward
+                mixed = F.scaled_dot_product_attention(parts[0], parts[1], parts[2])
+            branch = block.out(rows(mixed.detach().transpose(1, 2).reshape(z.shape)))
+            middle, plain = added_and_normed(z, branch, *block.norm2, block.eps)
+            hidden = block.mlp1(plain)
+            branch = block.mlp2(gelu(hidden))
+            saved.append((block, z, mixed, parts, middle, hidden))
+            z = middle
+        ctx.saved, ctx.wanted = saved, wanted
+        return (z if branch is None else z + branch).view(shape)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        block: Block = ctx.block
-        z, middle, hidden = ctx.saved_tensors
-        mixed, parts = ctx.attention
-        shape, grad = grad.shape, grad.reshape(middle.shape)
-        to_hidden = gelu_backward(block.mlp2.backward(rows(grad)), hidden)
-        to_middle = norm_backward(grad, block.mlp1.backward(to_hidden), middle, block.norm2[0], block.eps)
-        to_mixed = block.out.backward(rows(to_middle)).view(shape[0], shape[1], block.heads, -1).transpose(1, 2)
-        to_parts = torch.autograd.grad(mixed, parts, to_mixed)
-        to_z = norm_backward(to_middle, block.qkv.backward(joined(*to_parts)), z, block.norm1[0], block.eps)
-        return to_z.view(shape), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        shape, grad = grad.shape, grad.reshape(-1, grad.shape[-1])
+        low = rows(grad)
+        while ctx.saved:  # what is used up is freed
+            block, z, mixed, parts, middle, hidden = ctx.saved.pop()
+            to_hidden = gelu_backward(block.mlp2.backward(low), hidden)
+            grad, low = norm_backward(grad, block.mlp1.backward(to_hidden), middle, block.norm2[0], block.eps)
+            to_mixed = block.out.backward(low).view(*shape[:2], block.heads, -1).transpose(1, 2)
+            to_parts = torch.autograd.grad(mixed, parts, to_mixed)
+            if not ctx.saved and ctx.wanted != slice(None):
+                return _first(block, ctx.wanted, grad.view(shape), to_parts, z.view(shape)), None, None
+            grad, low = norm_backward(grad, block.qkv.backward(joined(*to_parts)), z, block.norm1[0], block.eps)
+        return grad.view(shape), None, None
+
+
+def _first(block: Block, wanted: slice, grad: Tensor, to_parts: Sequence[Tensor], z: Tensor) -> Tensor:
+    """Return the gradient of the first block's tokens where it is wanted, zero elsewhere."""
+    some = (grad[:, wanted], z[:, wanted])
+    passed, before = (part.reshape(-1, part.shape[-1]) for part in some)
+    through_norm = block.qkv.backward(joined(*(part[:, :, wanted] for part in to_parts)))
+    found, _ = norm_backward(passed, through_norm, before, block.norm1[0], block.eps)
+    out = torch.zeros_like(grad)
+    out[:, wanted] = found.view(some[0].shape)
+    return out
 
 
 def normed(z: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Rows:
@@ -174,17 +198,19 @@ def added_and_normed(z: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, ep
     return z + branch, normed(z + branch, weight, bias, eps)
 
 
-def norm_backward(grad: Tensor, to_normed: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return `grad`, which passed the norm by, plus what comes through it, for the norm's input z."""
+def norm_backward(grad: Tensor, to_normed: Tensor, z: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Rows]:
+    """Return `grad`, which passed the norm by, plus what comes through it, for the norm's input z; also quantised."""
     if z.is_cuda:
         from promptfed.backbones import kernels
 
-        return kernels.norm_backward(grad, to_normed, z, weight, eps)
+        found, values, scale = kernels.norm_backward(grad, to_normed, z, weight, eps)
+        return found, Rows(values, scale)
     centred = z.float() - z.float().mean(-1, keepdim=True)
     rate = (centred.square().mean(-1, keepdim=True) + eps).rsqrt()
     plain, inner = centred * rate, to_normed.float() * weight
-    through = (inner - inner.mean(-1, keepdim=True) - plain * (inner * plain).mean(-1, keepdim=True)) * rate
-    return (grad.float() + through).to(z.dtype)
+    passed = (inner - inner.mean(-1, keepdim=True) - plain * (inner * plain).mean(-1, keepdim=True)) * rate
+    found = (grad.float() + passed).to(z.dtype)
+    return found, rows(found)
 
 
 def gelu(hidden: Tensor) -> Rows:
@@ -201,7 +227,7 @@ def gelu_backward(grad: Tensor, hidden: Tensor) -> Rows:
     if hidden.is_cuda:
         from promptfed.backbones import kernels
 
-        return Rows(*kernels.gelu_backward(grad, hidden))
+        return Rows(*kernels.gelu(hidden, grad))
     x = hidden.float()
     gate = torch.sigmoid(2 * ROOT * (x + 0.044715 * x**3))
     slope = gate + gate * (1 - gate) * x * 2 * ROOT * (1 + 3 * 0.044715 * x * x)

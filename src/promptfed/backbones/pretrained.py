@@ -173,7 +173,9 @@ class LoadedViT(ViT):
         used = {name: weights[name].to(kind) if name in weights else value for name, value in self.frozen.items()}
         if tokens is not None:
             tokens = tokens.to(kind) if isinstance(tokens, Tensor) else [layer.to(kind) for layer in tokens]
-        return transformer.features(self.form, used, resized(x, self._sides()).to(kind), tokens, low=self.low).float()
+        constant = not (x.requires_grad or self.frozen.keys() & weights.keys())
+        x = resized(x, self._sides()).to(kind)
+        return transformer.features(self.form, used, x, tokens, low=self.low, prompts_only=constant).float()
 
     def __call__(self, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, noise: Tree | None = None) -> Tensor:
         """Return the logits [..., B, classes]; the classifier is `weights`' own and used as it is."""

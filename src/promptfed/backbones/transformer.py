@@ -96,13 +96,15 @@ def features(
     *,
     thrifty: bool = True,
     low: Sequence[float8.Block] = (),
+    prompts_only: bool = False,
 ) -> Tensor:
     """Return the class token after the last block, norm and projection (if any) of images x [..., B, 3, H, W].
 
     Prompt `tokens` are [..., K, width] per client or [..., B, K, width] per sample. Of a sequence of them, the first
     enters before the first block and each later one takes the place of the one before it; blocks after the last go on
     with what its prompts have become. `thrifty` lets the last block compute the class token alone and fuses attention
-    in bf16 on a GPU: the same function, rounded differently. The first blocks are those of `low`, if there are any.
+    in bf16 on a GPU: the same function, rounded differently. The first blocks are those of `low`, if there are any;
+    with `prompts_only` their gradient is that of the prompts, all else before them being constant.
     """
     layered = [] if tokens is None else [tokens] if isinstance(tokens, Tensor) else list(tokens)
     if len(layered) > max(arch.depth, 1):
@@ -111,13 +113,20 @@ def features(
     if arch.pre_norm:
         z = ops.layer_norm(z, weights["prenorm.weight"], weights["prenorm.bias"], arch.eps)
     fused = thrifty and z.is_cuda and z.dtype == torch.bfloat16  # for float32 see ops.attention
-    for number in range(arch.depth):
+    count = layered[0].shape[-2] if layered else 0
+    wanted = slice(1, 1 + count) if prompts_only and count else slice(None)
+    number = 0
+    while number < arch.depth:
         if 0 < number < len(layered):
             z = _replace(z, layered[number], layered[number - 1].shape[-2])
+        # low blocks between which no prompt changes are one step
+        last = len(low) if number + 1 >= len(layered) else number + 1
         if number < len(low):
-            z = low[number](z)
+            z = float8.through(z, low[number:last], wanted if number == 0 else slice(None))
+            number = last
         else:
             z = _block(arch, weights, f"block{number}", z, alone=thrifty and number == arch.depth - 1, fused=fused)
+            number += 1
     z = ops.layer_norm(z[..., 0, :], weights["norm.weight"], weights["norm.bias"], arch.eps)
     return _map(z, weights["projection.weight"]) if arch.projection else z
 
