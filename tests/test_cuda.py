@@ -70,6 +70,7 @@ def test_eight_bit_kernels_round_as_torch_does() -> None:
     parts = [part.transpose(1, 2) for part in parts]  # [5, 3, 7, 16], heads inside tokens as attention returns them
 
     wide = torch.randn(9, 80, generator=draw).bfloat16()  # not three pieces of a power of two, as 48 is
+    usual = torch.randn(9, 3072, generator=draw).bfloat16()
 
     def made(device: str) -> list[torch.Tensor]:
         a, b, g, w, c = (part.to(device) for part in (z, branch, grad, weight, bias))
@@ -85,6 +86,7 @@ def test_eight_bit_kernels_round_as_torch_does() -> None:
             float8.norm_backward(g, b, a, w, 1e-6)[0].float().cpu(),
             _back(float8.norm_backward(g, b, a, w, 1e-6)[1]),
             _back(float8.gelu(wide.to(device))),
+            _back(float8.gelu(usual.to(device))),
         ]
 
     for got, want in zip(made("cuda"), made("cpu"), strict=True):

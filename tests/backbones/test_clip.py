@@ -169,6 +169,38 @@ def test_parts_are_the_whole_and_so_are_their_gradients(chunk: int, per_class: b
         close(small.text(context, per_class=per_class), wanted, 1e-6)
 
 
+def test_long_names_are_apart_from_short_ones() -> None:
+    end = torch.tensor([2, 2, 6, 3, 2, 3, 2])  # one name of six tokens would make 7 × 7 = 49 of 27
+    spelled = {"ending": torch.arange(49.0).view(7, 7, 1), "end": end}
+    (everyone,) = text.grouped(spelled)
+    assert everyone.rows.tolist() == list(range(7))  # seven classes are too few
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text, "MANY", 7)
+        short, long = text.grouped(spelled)
+        assert len(text.grouped(spelled | {"end": torch.tensor([5, 5, 6, 6, 6, 6, 6])})) == 1  # spares two tokens of 49
+    # cut after four short names: 4 × 4 = 16 tokens spared; after the six short ones: 6 × 3 = 18
+    assert (short.rows.tolist(), long.rows.tolist()) == ([0, 1, 4, 6, 3, 5], [2])
+    assert short.words["ending"].shape == (6, 4, 1)
+    assert long.words["ending"].shape == (1, 7, 1)
+    assert short.words["end"].tolist() == [2, 2, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("per_class", [False, True])
+def test_groups_are_the_whole_and_so_are_their_gradients(per_class: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("cat", "a very long name of a dog", "bird", "red fox", "cow")
+    whole = CLIP.random((3, 8, 8), names, FORM)
+    monkeypatch.setattr(text, "MANY", 2)
+    parted = CLIP.random((3, 8, 8), names, FORM)
+    assert (len(whole.groups), len(parted.groups)) == (1, 2)
+    context = normal(2, *((5,) if per_class else ()), 4, 12).requires_grad_()
+    found, wanted = (net.text(context, per_class=per_class) for net in (parted, whole))
+    close(found, wanted, 1e-6)
+    pull = normal(2, 5, 10, seed=1)
+    pulls = [torch.autograd.grad((made * pull).sum(), context)[0] for made in (found, wanted)]
+    assert pulls[1].abs().sum() > 0
+    close(pulls[0], pulls[1], 1e-6)
+
+
 @pytest.mark.parametrize("quick", [True, False])
 def test_silu_takes_the_place_of_quick_gelu(quick: bool) -> None:
     arch = dataclasses.replace(FORM.text, quick_gelu=quick)

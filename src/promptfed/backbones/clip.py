@@ -128,6 +128,7 @@ class CLIP:
         frozen = {name: value.to(device, kind if value.is_floating_point() else None) for name, value in words.items()}
         with torch.no_grad():
             zero_shot = text.features(quick, frozen, frozen["opening"][None], chunk=self.chunk)
+        groups = text.grouped(frozen)
         return LoadedCLIP(
             self.shape,
             self.classes,
@@ -141,6 +142,8 @@ class CLIP:
             quick_arch=quick,
             spelled=spelled,
             frozen=frozen,
+            groups=groups,
+            places=torch.cat([group.rows for group in groups]).argsort(),
             scale=spelled["logit_scale"].exp().to(device),
             zero_shot=zero_shot,
         )
@@ -158,6 +161,8 @@ class LoadedCLIP(CLIP):
     quick_arch: TextArch
     spelled: Tree = field(compare=False, repr=False)
     frozen: Tree = field(compare=False, repr=False)
+    groups: tuple[text.Group, ...] = field(compare=False, repr=False)  # of classes whose texts are computed together
+    places: Tensor = field(compare=False, repr=False)  # of all classes, group after group
     scale: Tensor = field(compare=False, repr=False)  # cosines times this are logits
     zero_shot: Tensor = field(compare=False, repr=False)  # the unit features [classes, D] of "a photo of a {class}."
 
@@ -203,6 +208,9 @@ class LoadedCLIP(CLIP):
 
         The context is [..., s, W], or with `per_class` [..., classes, s, W]; it takes the place of word embeddings.
         """
-        return text.features(
-            self.quick_arch, self.frozen, context if per_class else context.unsqueeze(-3), chunk=self.chunk
-        )
+        made = []
+        for group in self.groups:
+            some = context.index_select(-3, group.rows) if per_class and len(self.groups) > 1 else context
+            own = some if per_class else some.unsqueeze(-3)
+            made.append(text.features(self.quick_arch, self.frozen | group.words, own, chunk=self.chunk))
+        return made[0] if len(made) == 1 else torch.cat(made, -2).index_select(-2, self.places)

@@ -204,7 +204,7 @@ def gelu(hidden: Tensor, grad: Tensor | None = None) -> tuple[Tensor, Tensor]:
         BACK=grad is not None,
         PARTS=parts,
         BLOCK=block,
-        num_warps=max(1, min(8, parts * block // 512)),
+        num_warps=max(1, min(8, block // 256)),
     )
     return values, scale
 

@@ -21,6 +21,7 @@ from promptfed.tree import Tree
 
 STEEP = 1.702  # of quick GELU
 SHARE = 0.25  # of the memory, for the texts' states; the rest is for images, features and everything else
+MANY = 64  # classes; fewer are not worth two passes
 CPU_MEMORY = 8 << 30  # what a CPU is taken to have: more would be no faster there
 
 
@@ -97,6 +98,31 @@ def spell(weights: Tree, start: int, endings: list[list[int]]) -> Tree:
     end = torch.tensor([len(ending) - 1 for ending in endings])
     words = {"start": weights["token"][start], "ending": weights["token"][padded], "end": end}
     return tree.drop(weights, ["token"]) | words
+
+
+@dataclass(frozen=True)
+class Group:
+    """Some classes, whose names are about as long: their numbers among all [n], and their words."""
+
+    rows: Tensor
+    words: Tree
+
+
+def grouped(spelled: Tree) -> tuple[Group, ...]:
+    """Return many classes in two groups, short names and long ones, if that spares a token a class; or all in one.
+
+    A text is as long as the longest name of its group, and one long name among hundreds would stretch them all.
+    """
+    order = spelled["end"].argsort(stable=True)
+    lengths = (spelled["end"][order] + 1).tolist()
+    spared = [short * (lengths[-1] - lengths[short - 1]) for short in range(1, len(lengths))]
+    if len(lengths) < MANY or max(spared) < len(lengths):
+        return (Group(torch.arange(len(lengths), device=order.device), tree.pick(spelled, ["ending", "end"])),)
+    groups = []
+    for rows in order.tensor_split([spared.index(max(spared)) + 1]):
+        end = spelled["end"][rows]
+        groups.append(Group(rows, {"ending": spelled["ending"][rows, : int(end.max()) + 1], "end": end}))
+    return tuple(groups)
 
 
 def features(arch: TextArch, spelled: Tree, context: Tensor, *, chunk: int = 0) -> Tensor:
