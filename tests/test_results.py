@@ -80,7 +80,8 @@ def test_what_came_of_pfedpgs_claims() -> None:
     assert tuned["pfedpg"] < min(tuned["fedvpt"], tuned["singleset-vpt"])
     assert tuned["pfedpg-adam"] > max(tuned["fedvpt"], tuned["singleset-vpt"], tuned["fedvpt-d"])
     for found in (printed, tuned):
-        assert max(found, key=found.__getitem__) == "head-probe"
+        best = sorted(found, key=found.__getitem__, reverse=True)
+        assert best[:2] == ["fedrep", "head-probe"]
     server = list(means("pfedpg-server").values())
     assert server == sorted(server)
     cifar = means("pfedpg-cifar100-0.01")
