@@ -3,11 +3,13 @@
 import tomllib
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import pytest
 
 from promptfed import config
 from promptfed.cells import SUFFIX
+from promptfed.methods.fedapt import FedAPT
 from promptfed.reproduce import find_table
 
 EVERYTHING = config.recipes()
@@ -244,7 +246,16 @@ def test_the_prompts_of_figure_8() -> None:
 
 def test_every_table_of_fedapt_is_there() -> None:
     sizes = {"t1-domainnet": 9, "t1-office": 9, "t2-30clients": 12, "t3-unsup": 12, "t4-keys": 8, "t5-localkey": 2}
-    sizes |= {"t6-unseen": 3, "shops-t1": 8, "shops-t4": 6, "shops-t6": 3}
+    sizes |= {"t6-unseen": 3, "fig2-inference": 6}
+    sizes |= {
+        "shops-t1": 8,
+        "shops-t2": 12,
+        "shops-t3": 16,
+        "shops-t4": 6,
+        "shops-t5": 2,
+        "shops-t6": 3,
+        "shops-fig2": 6,
+    }
     assert {name: len(find_table(name).cells()) for name in FEDAPT} == {f"fedapt/{k}": v for k, v in sizes.items()}
 
 
@@ -268,7 +279,8 @@ def test_the_setting_of_fedapt(name: str) -> None:
 def test_anyone_can_run_the_shops(name: str) -> None:
     for cell in find_table(name).cells().values():
         (recipe,) = config.expand(cell.recipe, [], cell.name)
-        assert (recipe.data["name"], recipe.backbone["weights"], recipe.rounds) == ("fashion-shops", "embedded", 20)
+        rounds = 30 if name == "fedapt/shops-t3" else 20
+        assert (recipe.data["name"], recipe.backbone["weights"], recipe.rounds) == ("fashion-shops", "embedded", rounds)
         assert cell.figure is None
 
 
@@ -290,18 +302,36 @@ def test_fedapts_figures_stand_in_two_tables() -> None:
 
 def test_what_fedapts_tables_measure() -> None:
     wanted = {"t2-30clients": "deployed", "t3-unsup": "deployed", "t5-localkey": "trained", "t6-unseen": "deployed"}
-    wanted["shops-t6"] = "deployed"
+    wanted |= {"shops-t2": "deployed", "shops-t3": "deployed", "shops-t5": "trained", "shops-t6": "deployed"}
     for name in FEDAPT:
         assert find_table(name).measures == (wanted.get(name.removeprefix("fedapt/"), "mean"),)
 
 
-@pytest.mark.parametrize("name", ["t2-30clients", "t3-unsup"])
-def test_thirty_clients_take_part_one_per_domain(name: str) -> None:
+@pytest.mark.parametrize(("name", "domains"), [("t2-30clients", 6), ("t3-unsup", 6), ("shops-t2", 4), ("shops-t3", 4)])
+def test_many_clients_take_part_one_per_domain(name: str, domains: int) -> None:
+    many = (5 * domains, domains, "one-per-domain", "domain-dirichlet")
     for cell in find_table(f"fedapt/{name}").cells().values():
         (recipe,) = config.expand(cell.recipe, [], cell.name)
         drawn = (recipe.clients, recipe.per_round, recipe.sampling, recipe.partition["name"])
-        one_each = cell.column.name == "domain"
-        assert drawn == ((6, 0, "uniform", "domain") if one_each else (30, 6, "one-per-domain", "domain-dirichlet"))
+        assert drawn == ((domains, 0, "uniform", "domain") if cell.column.name == "domain" else many)
+        assert recipe.method.get("domains", domains) == domains
+
+
+@pytest.mark.parametrize("name", ["fig2-inference", "shops-fig2"])
+def test_figure_2_is_one_training_read_in_many_ways(name: str) -> None:
+    rows = [
+        config.expand(cell.recipe, [], cell.name)[0].method for cell in find_table(f"fedapt/{name}").cells().values()
+    ]
+    assert all(_untested(one) == _untested(rows[0]) for one in rows)
+    assert [(one["inference"], one["renorm"], one["tau"]) for one in rows] == [
+        (inference, renorm, tau)
+        for tau in (0.01, 1.0)
+        for inference, renorm in (("exact", False), ("fast", False), ("fast", True))
+    ]
+
+
+def _untested(method: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in method.items() if key not in FedAPT.testing}
 
 
 @pytest.mark.parametrize(("name", "domains"), [("t6-unseen", 5), ("shops-t6", 3)])

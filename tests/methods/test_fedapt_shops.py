@@ -10,8 +10,8 @@ from promptfed import config, runner
 SMALL = ["rounds=1", "data.limit=2", "evaluate.after=false", "device=cpu"]
 
 
-def run(cell: str, folder: Path) -> Any:
-    (recipe,) = config.load(f"fedapt/{cell}", SMALL)
+def run(cell: str, folder: Path, *more: str) -> Any:
+    (recipe,) = config.load(f"fedapt/{cell}", [*SMALL, *more])
     return runner.start(recipe, folder / "run").summary
 
 
@@ -39,6 +39,29 @@ def test_table_1(row: str, floats: int, tmp_path: Path) -> None:
     # ten classes; the embedded CLIP names more than half of the images, and one round does not undo that
     if row in ("clip-zs", "promptfl", "fedapt"):
         assert summary["accuracy"]["mean"] > 0.3
+
+
+@pytest.mark.parametrize("row", ["clip-fc", "fedapt"])
+def test_table_2_has_five_clients_in_every_shop(row: str, tmp_path: Path) -> None:
+    summary = run(f"shops-t2/b05/{row}", tmp_path, "data.limit=8")
+    assert summary["clients"] == 20
+    assert list(summary["accuracy"]["deployed"]) == ["all", "studio", "catalogue", "sketch", "street"]
+
+
+@pytest.mark.parametrize("cell", ["domain/clip-zs", "domain/fedclip", "b5/promptfl", "domain/fedapt"])
+def test_table_3_learns_without_labels(cell: str, tmp_path: Path) -> None:
+    summary = run(f"shops-t3/{cell}", tmp_path, "data.limit=8")
+    assert summary["accuracy"]["deployed"]["all"] > 0.3
+
+
+def test_table_5_tests_the_clients_before_the_average(tmp_path: Path) -> None:
+    summary = run("shops-t5/with", tmp_path)
+    assert len(summary["accuracy"]["trained"]["per_client"]) == 4
+
+
+def test_figure_2_reads_one_model_exactly_and_fast(tmp_path: Path) -> None:
+    exact, fast = (run(f"shops-fig2/{row}", tmp_path / row)["accuracy"]["mean"] for row in ("exact", "fast"))
+    assert abs(exact - fast) < 0.05
 
 
 @pytest.mark.parametrize("row", ["none", "e2", "eq5"])
