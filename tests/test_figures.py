@@ -226,3 +226,21 @@ def test_neighbours_of_the_same_group() -> None:
     assert figures.same_neighbours(line, np.array([0, 0, 1, 1, 1])) == 0.8, "the last one is nearest to a 0"
     assert figures.same_neighbours(line, np.array([0, 0, 1, 1, 0])) == 1
     assert figures.same_neighbours(line[:2], np.array([0, 1])) == 0
+
+
+def test_a_silhouette_by_hand() -> None:
+    pytest.importorskip("sklearn.metrics")
+    # of 0 and 11 the others are 1 and on the mean 10.5 away, of 1 and 10 they are 1 and 9.5 away
+    line = np.array([[0.0], [1], [10], [11]])
+    assert figures.silhouette(line, np.array([0, 0, 1, 1])) == pytest.approx((2 - 1 / 10.5 - 1 / 9.5) / 2)
+    # mixed up, the own group is farther than the other: of 0 it is 10 against 6, of 1 10 against 5
+    assert figures.silhouette(line, np.array([0, 1, 0, 1])) == pytest.approx((6 / 10 + 5 / 10) / 2 - 1)
+
+
+def test_where_there_is_no_silhouette(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sklearn.metrics")
+    line = np.array([[0.0], [1], [10]])
+    assert figures.silhouette(line, np.zeros(3)) is None, "one group"
+    assert figures.silhouette(line, np.arange(3)) is None, "no two of a group"
+    monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
+    assert figures.silhouette(line, np.array([0, 0, 1])) is None

@@ -21,7 +21,19 @@ from promptfed.data.shops import CLASSES, load_shops
 from promptfed.errors import PromptFedError
 from promptfed.finished import Finished, open_run
 from promptfed.generate import Brush
-from promptfed.quality import Judge, Wish, caution, chosen, fid, find_features, kid, likeness, measure, sent
+from promptfed.quality import (
+    Judge,
+    Wish,
+    caution,
+    chosen,
+    fid,
+    find_features,
+    kid,
+    likeness,
+    measure,
+    real_images,
+    sent,
+)
 from promptfed.report.measured import words
 from test_cli import promptfed
 
@@ -225,6 +237,33 @@ def test_words_of_a_run(relic: Finished, monkeypatch: pytest.MonkeyPatch) -> Non
     assert found["words"][4] == {"word": "global", "client": 1, **own}
 
 
+def test_few_images_in_one_place_are_compared_with_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quality, "find_features", lambda *_: Means())
+    central = open_run(inverted("ti-central", tmp_path, "clients=1"))  # one client, one of the three colours
+    own = central.plan.partition.train[0]
+    assert len(own) == 8
+    assert real_images(central, "own").tolist() == own.tolist()
+    assert real_images(central, "all").tolist() == list(range(24)), "the 12 test images are not among them"
+    pictures = painted(central.loop.server["word"]).expand(4, -1, -1, -1)
+    found = measure(central, Wish(Brush(count=4), clients=0))
+    assert found["against"] == "all"
+    assert found["words"] == [{"word": "global", **Judge(central, Means(), np.arange(24))(pictures)}]
+    found = measure(central, Wish(Brush(count=4), clients=0, every=1, against="own"))
+    assert found["against"] == "own"
+    assert found["words"] == [{"word": "global own", **Judge(central, Means(), own)(pictures)}]
+    assert [line["real"] for line in found["rounds"]] == [8, 8]
+
+
+def test_all_and_own_images_by_hand(relic: Finished) -> None:
+    # a picture with channel means 0; the images' means are those of their colours, up to noise
+    grey = torch.zeros(1, 3, 8, 8)
+    means = relic.plan.dataset.images[:24].mean((1, 2)) / 127.5 - 1
+    for real in (np.arange(24), relic.plan.partition.train[1]):
+        some = means[real]
+        expected = np.square(some.mean(0)).sum() + some.var(0, ddof=1).sum()  # one picture has no covariance
+        assert Judge(relic, Means(), real)(grey)["fid"] == pytest.approx(expected, rel=1e-4)
+
+
 def test_a_curve_ends_where_the_run_did(relic: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quality, "find_features", lambda *_: Means())
     kept = (relic.folder / "rounds.jsonl").read_bytes()
@@ -262,6 +301,9 @@ def test_the_command(folders: dict[str, Path]) -> None:
         ["relic", "client", "0"],
         ["ti-local", "client", "0"],
     ]
+    done = promptfed("quality", folders["relic"], "--count", 2, "--clients", 0, "--against", "own", "--format", "csv")
+    assert (done.code, done.out.splitlines()[1].split(",")[1]) == (0, "global own")
+    assert promptfed("quality", folders["relic"], "--against", "mine").code == 2
 
 
 def test_a_run_of_another_kind_is_refused(tmp_path: Path) -> None:

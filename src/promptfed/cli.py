@@ -18,9 +18,9 @@ from promptfed.gallery import KINDS
 from promptfed.sites.cli import app as sites_app
 
 if TYPE_CHECKING:
+    from promptfed.outcome import Outcome
     from promptfed.report.tables import Table
     from promptfed.runner import Result
-    from promptfed.tables import Outcome
 
 app = typer.Typer(
     help="Federated prompt learning: exchange prompts of a few kilobytes instead of models of hundreds of megabytes.",
@@ -64,6 +64,13 @@ class WordKind(StrEnum):
 
     GLOBAL = "global"
     CLIENT = "client"
+
+
+class Against(StrEnum):
+    """Whose images the global word is compared with."""
+
+    ALL = "all"
+    OWN = "own"
 
 
 class Kind(StrEnum):
@@ -321,6 +328,9 @@ def quality(
     features: Annotated[str, typer.Option(help="clip, clip:WEIGHTS, inception:FILE or torchmetrics.")] = "clip",
     count: Annotated[int, typer.Option(min=1, help="Pictures of the global word.")] = 50,
     real: Annotated[int, typer.Option(min=1, help="Images it is compared with, at most.")] = 50,
+    against: Annotated[
+        Against, typer.Option(help="These are of the data set's training images, or of those the run's clients hold.")
+    ] = Against.ALL,
     clients: Annotated[int, typer.Option(min=0, help="Clients whose words are measured, from the first.")] = 3,
     own: Annotated[int, typer.Option(min=1, help="Pictures of a client's word.")] = 8,
     every: Annotated[
@@ -343,7 +353,7 @@ def quality(
     from promptfed.report.measured import words
 
     brush = Brush(prompt, count, seed, steps, guidance)
-    wish = measures.Wish(brush, features, real, clients, own, every)
+    wish = measures.Wish(brush, features, real, clients, own, every, against.value)
     _print(words([measures.measure(open_run(folder, device), wish) for folder in dirs]), form)
 
 

@@ -93,6 +93,20 @@ def same_neighbours(vectors: Array, groups: NDArray[Any]) -> float:
     return float((groups[apart.argmin(1)] == groups).mean())
 
 
+def silhouette(vectors: Array, groups: NDArray[Any]) -> float | None:
+    """Return scikit-learn's silhouette score of rows in groups, from -1 to 1, the nearer to 1 the better they part.
+
+    It is None of one group, where no group has two rows, and where scikit-learn is not installed.
+    """
+    try:
+        from sklearn.metrics import silhouette_score
+    except ImportError:
+        return None
+    if not 2 <= len(np.unique(groups)) < len(vectors):
+        return None
+    return float(silhouette_score(vectors, groups))
+
+
 def rank_correlation(first: Array, second: Array) -> float | None:
     """Return Spearman's correlation, ties sharing their mean rank; None where one side is all the same."""
     one, other = _ranks(first), _ranks(second)

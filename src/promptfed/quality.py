@@ -2,6 +2,8 @@
 
 All words of all runs are drawn from the same starting latents in the same prompt, so that only the words differ.
 Paper's name -> kind: S* -> "global", S^c, what the server sees of a client, -> "sent", S^{c*} -> "client".
+The global word is compared with training images of the whole data set, the same ones whoever holds them, so that runs
+of few clients and of many stand side by side. Compared with what the run's own clients hold it is "global own".
 """
 
 import importlib
@@ -11,7 +13,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -33,6 +35,7 @@ FEATURES = ("clip", "clip:WEIGHTS", "inception:FILE", "torchmetrics")
 AT_ONCE = 64  # pictures whose features are computed together
 
 Line = dict[str, Any]
+Against = Literal["all", "own"]
 
 
 # -- numbers ----------------------------------------------------------------------------------------------------------
@@ -215,6 +218,7 @@ class Wish:
     clients: int = 3  # the first so many, each compared with its own images
     own: int = 8  # pictures drawn of a client's word
     every: int = 0  # rounds between measurements of the global word, training once more; 0: only at the end
+    against: Against = "all"  # whose images the global word is compared with: the data set's, or the run's clients'
 
 
 def measure(run: Finished, wish: Wish) -> Line:
@@ -223,10 +227,11 @@ def measure(run: Finished, wish: Wish) -> Line:
     features = find_features(wish.features, run.plan.dataset.classes, run.loop.device)
     lines = []
     if method.shared:
-        real = chosen(np.unique(np.concatenate(run.plan.partition.train)), wish.real)
-        judge = Judge(run, features, real)
+        judge = Judge(run, features, chosen(real_images(run, wish.against), wish.real))
         curve = _curve(run, judge, wish) if wish.every else []
-        lines.append({"word": "global", **judge(draw_all(run, {"": global_word(run)}, wish.brush)[""])})
+        # a name of its own: tables of FID take "global" alone, so that all their rows are compared alike
+        kind = "global" if wish.against == "all" else "global own"
+        lines.append({"word": kind, **judge(draw_all(run, {"": global_word(run)}, wish.brush)[""])})
     else:
         curve = []
     clients = list(range(min(wish.clients, len(run.loop.shards))))
@@ -235,6 +240,7 @@ def measure(run: Finished, wish: Wish) -> Line:
         "method": run.plan.recipe.method["name"],
         "round": run.loop.finished,
         "features": features.name,
+        "against": wish.against,
         "drawing": asdict(wish.brush),
         "words": lines,
         "rounds": curve,
@@ -267,6 +273,14 @@ class Judge:
             "drawn": len(made),
             "caution": caution(len(known), len(made), known.shape[1]),
         }
+
+
+def real_images(run: Finished, against: Against) -> Indices:
+    """Return all training images of the data set, whoever holds them; or only those of the run's own clients."""
+    if against == "own":
+        return np.unique(np.concatenate(run.plan.partition.train))
+    dataset = run.plan.dataset
+    return np.flatnonzero(dataset.dealt & ~dataset.test)
 
 
 def chosen(images: Indices, most: int) -> Indices:

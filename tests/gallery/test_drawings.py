@@ -38,6 +38,20 @@ def test_points_keep_their_group() -> None:
     assert [text.get_text() for text in axes.get_legend().get_texts()][9] == "client 9"
 
 
+def test_panels_of_points_have_a_cross_for_each_group() -> None:
+    two, one = np.arange(12.0).reshape(3, 2, 2), np.ones((1, 2, 2))
+    crosses = np.array([[4.0, 5], [6, 7]])
+    picture = drawings.scatters(dict.fromkeys("abc", (two, crosses)) | {"d": (one, crosses)}, "template")
+    assert [axes.get_title(loc="left") for axes in picture.axes] == ["a", "b", "c", "d", "", ""]
+    groups = [found.get_offsets().tolist() for found in picture.axes[0].collections]
+    assert groups == [[[0, 1], [4, 5], [8, 9]], [[2, 3], [6, 7], [10, 11]], crosses.tolist()]
+    assert [len(found.get_offsets()) for found in picture.axes[3].collections] == [1, 1, 2]
+    colours = [found.get_facecolor() for found in picture.axes[0].collections]
+    assert (colours[2] == np.concatenate(colours[:2])).all(), "a cross has its group's colour"
+    (legend,) = picture.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["template 0", "template 1"]
+
+
 def test_bars_stand_side_by_side_with_their_level() -> None:
     axes = drawings.bars({"a": [0.1, 0.2], "b": [0.3, 0.4]}, ["0", "1"], "client", "y", {"a": 0.5, "b": 0.5}).axes[0]
     assert [bar.get_height() for bar in axes.patches] == [0.1, 0.2, 0.3, 0.4]

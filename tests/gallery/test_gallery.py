@@ -71,7 +71,7 @@ def test_every_kind_names_a_function_and_itself(kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "run"),
-    [(kind, "pt") for kind in KINDS if kind != "attention"]
+    [(kind, "pt") for kind in KINDS if kind not in ("attention", "encodings")]  # a word's have tests of their own
     + [
         ("attention", "pt-vit"),
         ("attention", "tokens"),
@@ -159,6 +159,7 @@ def test_maps_with_and_without_the_prompt(runs: dict[str, Path], tmp_path: Path)
         ("drift", "pt", [1], "leave out --client"),
         ("leakage", "local", [], "Method local uploads nothing"),
         ("leakage", "fedper", [], "What a client of fedper uploads is no model by itself"),
+        ("encodings", "fedavg", [], "is a run of fedavg, which learns no word; relic, fedti and their kind do."),
         ("prior", "pt", [4], "There is no client 4 in .* it has clients 0 to 3."),
         ("labels", "pt", [-1], "There is no client -1"),
         ("tsn", "pt", [], 'Unknown figure "tsn"; did you mean "tsne"?'),

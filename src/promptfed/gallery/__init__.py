@@ -24,6 +24,7 @@ class Kind:
 KINDS = {
     "attention": Kind("the class token's attention in a vision transformer", "promptfed.probes.maps:attention"),
     "drift": Kind("how far prompts move, round by round", "promptfed.gallery.records:drift", several=True),
+    "encodings": Kind("a learned word's encodings, by template", "promptfed.probes.encodings:encodings", several=True),
     "grad-cam": Kind("the Grad-CAM of a convolutional network", "promptfed.probes.maps:cam"),
     "labels": Kind("a heat map of labels per client", "promptfed.gallery.records:labels"),
     "leakage": Kind("how well uploads give labels away", "promptfed.probes.priors:leakage", several=True),

@@ -18,6 +18,8 @@ DPI = 160
 COLOURS = ("#0068a8", "#cc5200", "#00805c", "#b5508a", "#a87400", "#2d93cf", "#6b5bb5", "#6c757d")
 # More names than this along an axis are thinned.
 MOST_NAMES = 40
+# Panels of points side by side, and names one below the other beside them.
+MOST_ACROSS, MOST_DOWN = 3, 14
 
 Picture = Any  # a matplotlib Figure
 
@@ -106,6 +108,34 @@ def scatter(points: NDArray[Any], groups: NDArray[Any], noun: str) -> Picture:
     """Draw points [N, 2] of the plane, coloured and shaped by their groups [N]."""
     picture = blank(6.4, 4.8)
     axes = picture.add_subplot()
+    _dots(axes, points, groups, noun)
+    if len(set(groups.tolist())) <= MOST_NAMES:
+        axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
+    return picture
+
+
+def scatters(panels: Mapping[str, tuple[NDArray[Any], NDArray[Any]]], noun: str) -> Picture:
+    """Draw panels of points [N, G, 2] of G groups side by side, and over them a cross for each group [G, 2]."""
+    across = min(len(panels), MOST_ACROSS)
+    down = -(-len(panels) // across)
+    picture = blank(4.2 * across + 2.2, 4.4 * down)
+    grid = picture.subplots(down, across, squeeze=False)
+    for axes, (title, (points, crosses)) in zip(grid.flat, panels.items(), strict=False):
+        groups = np.arange(len(crosses))
+        _dots(axes, points.reshape(-1, 2), np.tile(groups, len(points)), noun)
+        colours = [COLOURS[group % len(COLOURS)] for group in groups]
+        axes.scatter(crosses[:, 0], crosses[:, 1], s=60, marker="x", color=colours)
+        axes.set_title(title, fontsize=10, loc="left")
+    for axes in grid.flat[len(panels) :]:
+        axes.set_axis_off()
+    handles, names = grid[0, 0].get_legend_handles_labels()
+    if len(names) <= MOST_NAMES:
+        columns = -(-len(names) // MOST_DOWN)
+        picture.legend(handles, names, frameon=False, loc="outside right center", fontsize=8, ncols=columns)
+    return picture
+
+
+def _dots(axes: Any, points: NDArray[Any], groups: NDArray[Any], noun: str) -> None:
     for number, group in enumerate(dict.fromkeys(groups.tolist())):
         own = points[groups == group]
         marker = "osD^v"[number // len(COLOURS) % 5]
@@ -113,9 +143,6 @@ def scatter(points: NDArray[Any], groups: NDArray[Any], noun: str) -> Picture:
         axes.scatter(own[:, 0], own[:, 1], s=12, marker=marker, color=colour, label=f"{noun} {group}")
     axes.set_xticks([])
     axes.set_yticks([])
-    if len(set(groups.tolist())) <= MOST_NAMES:
-        axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
-    return picture
 
 
 def bars(
