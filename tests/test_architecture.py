@@ -20,7 +20,11 @@ ALLOWED = {
     "options": {"errors"},
     "cells": {"errors"},
     "figures": {"errors"},
-    "tables": {"cells", "errors", "files", "report"},
+    "outcome": {"cells", "errors", "report"},
+    "tables": {"errors", "files", "outcome", "report"},
+    "sittings": {"errors", "outcome"},
+    "jobs": {"config", "errors", "outcome", "progress", "runner", "sittings"},
+    "reproduce": {"cells", "config", "errors", "jobs", "outcome", "sittings", "tables"},
     "gallery": {"errors", "files", "report"},
     "method": {"errors", "ops", "tree"},
     "local": {"method", "ops", "tree"},
@@ -29,25 +33,37 @@ ALLOWED = {
     "methods": CONTRACT,
     "guards": {"errors", "keys", "method", "options", "tree"},
 }
+TABLES = {"reproduce", "jobs", "tables", "outcome"}
 FORBIDDEN = {
     "federation": {"methods", "sites", "config", "runner", "cli", "report", "catalogue", "checks", "backbones"},
     "data": {"methods", "federation", "config", "runner", "cli", "report", "record", "backbones", "prompts"},
     "report": {"methods", "federation", "config", "runner", "cli", "backbones", "method", "local", "ops", "tree"},
     "record": {"methods", "federation", "config", "runner", "cli", "report", "backbones", "data", "tree"},
     "config": {"federation", "runner", "cli", "report", "record", "checks", "catalogue"},
-    "domains": {"cli", "config", "runner", "report", "sites", "checks", "catalogue"},
-    "finished": {"cli", "checks", "catalogue", "reproduce", "sites", "tables", "report"},
-    "probes": {"cli", "checks", "catalogue", "reproduce", "sites", "tables", "methods"},
-    "predict": {"cli", "checks", "catalogue", "reproduce", "sites", "tables", "report", "methods"},
-    "generate": {"cli", "checks", "catalogue", "reproduce", "sites", "tables", "report"},
-    "export": {"cli", "checks", "catalogue", "reproduce", "sites", "tables", "report"},
-    "quality": {"cli", "checks", "catalogue", "reproduce", "sites", "tables", "report"},
-    "audit": {"cli", "checks", "catalogue", "reproduce", "sites", "tables", "report"},
-    "runner": {"cli", "checks", "catalogue", "reproduce", "sites", "tables"},
-    "sites": {"cli", "checks", "catalogue", "reproduce", "tables", "methods"},
-    "reproduce": {"cli", "checks", "catalogue", "methods", "federation", "backbones", "data"},
+    "domains": {"cli", "config", "runner", "report", "sites", "checks", "catalogue", "methods"},
+    "finished": {*TABLES, "cli", "checks", "catalogue", "sites", "report", "methods"},
+    "probes": {*TABLES, "cli", "checks", "catalogue", "sites", "methods"},
+    "predict": {*TABLES, "cli", "checks", "catalogue", "sites", "report", "methods"},
+    "generate": {*TABLES, "cli", "checks", "catalogue", "sites", "report", "methods"},
+    "export": {*TABLES, "cli", "checks", "catalogue", "sites", "report", "methods"},
+    "quality": {*TABLES, "cli", "checks", "catalogue", "sites", "report", "methods"},
+    "audit": {*TABLES, "cli", "checks", "catalogue", "sites", "report"},
+    "runner": {*TABLES, "cli", "checks", "catalogue", "sites"},
+    "sites": {*TABLES, "cli", "checks", "catalogue", "methods"},
 }
-WITHOUT_TORCH = {"report", "record", "errors", "cli", "progress", "cells", "figures", "tables", "gallery", "__main__"}
+WITHOUT_TORCH = {
+    "report",
+    "record",
+    "errors",
+    "cli",
+    "progress",
+    "cells",
+    "figures",
+    "outcome",
+    "tables",
+    "gallery",
+    "__main__",
+}
 
 
 def part(path: Path) -> str:

@@ -1,7 +1,7 @@
-"""domains.json: which key the images of a domain get, and how right every key is."""
+"""domains.json: which key the images of a domain get, and how right every key is, of any method that sorts them."""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,11 @@ from PIL import Image
 from promptfed import domains
 from promptfed.checks import toy_dataset, toy_loop
 from promptfed.data.dataset import Dataset
+from promptfed.method import Batch, Method, Sorter, Task
 from promptfed.methods.fedapt import FedAPT
+from promptfed.methods.fedavg import FedAvg
 from promptfed.methods.promptfl import PromptFL
+from promptfed.tree import Tree
 
 
 def two_domains() -> Dataset:
@@ -23,7 +26,21 @@ def two_domains() -> Dataset:
     return replace(data, domains=np.arange(len(data)) % 2, domain_names=("even", "odd", "none"))
 
 
-def shown(method: FedAPT, folder: Path, data: Dataset) -> tuple[Any, Any]:
+@dataclass(frozen=True)
+class Stubborn(FedAvg):
+    """Takes every image for one of domain 1, by three quarters; in domain k it always answers class k."""
+
+    def sorter(self, task: Task, server: Tree) -> Sorter:
+        def sort(batch: Batch) -> Tree:
+            assert "y" not in batch
+            count = len(batch["x"])
+            answers = torch.eye(2, len(task.classes))
+            return {"shares": torch.tensor([0.25, 0.75]).expand(count, 2), "logits": answers.expand(count, -1, -1)}
+
+        return sort
+
+
+def shown(method: Method, folder: Path, data: Dataset) -> tuple[Any, Any]:
     loop = toy_loop(method, folder / "run")
     domains.show(loop, data, folder)
     return loop, json.loads((folder / "domains.json").read_text())
@@ -66,7 +83,26 @@ def test_the_sheet_has_a_line_for_every_domain(tmp_path: Path) -> None:
     assert {value for line in found["sheet"]["right"] for value in line} <= {0, 1}
 
 
-def test_a_method_without_keys_shows_nothing(tmp_path: Path) -> None:
+def test_any_method_that_sorts_is_shown(tmp_path: Path) -> None:
+    data = two_domains()
+    loop, found = shown(Stubborn(batch=8), tmp_path, data)
+    rows = np.concatenate(loop.shards.rows["test"])
+    of = [data.labels[rows[data.domains[rows] == number]] for number in range(2)]
+    assert found["keys"] == ["even", "odd"]
+    assert found["count"] == [len(own) for own in of]
+    assert found["chosen"] == [[0, len(own)] for own in of]
+    assert found["right"] == [[int((own == 0).sum()), int((own == 1).sum())] for own in of]
+    assert found["correct"] == [int((own == 1).sum()) for own in of]
+
+
+def test_without_test_images_there_is_nothing_to_show(tmp_path: Path) -> None:
+    loop = toy_loop(Stubborn(batch=8), tmp_path / "run")
+    loop.shards.rows["test"] = [own[:0] for own in loop.shards.rows["test"]]
+    domains.show(loop, two_domains(), tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"run"}
+
+
+def test_a_method_that_does_not_sort_shows_nothing(tmp_path: Path) -> None:
     loop = toy_loop(PromptFL(tokens=2, batch=8), tmp_path / "run")
     domains.show(loop, two_domains(), tmp_path)
     assert not (tmp_path / "domains.json").exists()

@@ -4,12 +4,18 @@ import json
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
 from inverted_runs import classified
-from promptfed.finished import open_run
+from promptfed.backbones.painter import Painter
+from promptfed.errors import PromptFedError
+from promptfed.finished import inverted, open_run
+from promptfed.method import Method, Task
 from promptfed.runner import go_on
 from stopped_runs import same
 
@@ -68,3 +74,31 @@ def test_a_run_that_is_over_goes_on_by_being_read(folder: Path) -> None:
     assert state(folder) == before
     assert done.summary == json.loads((folder / "summary.json").read_text())
     assert len(done.rounds) == 2
+
+
+@dataclass(frozen=True)
+class Plain(Method):
+    name: ClassVar[str] = "plain"
+
+
+@dataclass(frozen=True)
+class Word(Method):
+    name: ClassVar[str] = "word"
+    inverts: ClassVar[bool] = True
+
+
+def opened(method: Method) -> Any:
+    """Return of a finished run what is asked about its word."""
+    task = Task(Painter((3, 8, 8), 2), ("no", "yes"), 1)
+    plan = SimpleNamespace(recipe=SimpleNamespace(method={"name": method.name}))
+    return SimpleNamespace(folder="here", loop=SimpleNamespace(method=method), plan=plan, task=task)
+
+
+def test_a_method_declares_that_it_learns_a_word() -> None:
+    run = opened(Word())
+    method, model = inverted(run)
+    assert method is run.loop.method
+    assert model is run.task.backbone
+    sentence = r"^here is a run of plain, which learns no word; relic, fedti and their kind do\.$"
+    with pytest.raises(PromptFedError, match=sentence):
+        inverted(opened(Plain()))

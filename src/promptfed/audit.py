@@ -22,7 +22,6 @@ from promptfed.errors import PromptFedError
 from promptfed.files import write_json
 from promptfed.finished import Finished
 from promptfed.generate import Brush, draw_all
-from promptfed.methods.relic import RELIC
 from promptfed.quality import Features, caution, fid, find_features, real_pictures, sent
 from promptfed.tree import Tree
 
@@ -59,7 +58,7 @@ def audit(run: Finished, attack: Attack) -> Line:
 
 
 def _is_word(run: Finished, up: Tree) -> bool:
-    return isinstance(run.loop.method, RELIC) and "word" in up
+    return run.loop.method.inverts and "word" in up
 
 
 def matched(scores: Tensor) -> float:

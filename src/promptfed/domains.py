@@ -1,4 +1,4 @@
-"""What FedAPT's keys make of the domains at the end of a run: numbers in domains.json, and a sheet of test images."""
+"""How a method sorts test images by domain at the end of a run: numbers in domains.json, and a sheet of images."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,12 +8,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from promptfed import tree
 from promptfed.data.dataset import Dataset, Images, Indices
 from promptfed.federation.loop import Loop
 from promptfed.files import write_json
-from promptfed.method import Batch
-from promptfed.methods.fedapt import FedAPT
-from promptfed.tree import Tree
+from promptfed.method import Batch, Sorter
 
 BATCH = 256
 SHOWN, SIDE = 8, 64  # images of each domain on the sheet, and their pixels per side
@@ -21,23 +20,21 @@ SHEET = "contact-sheet.jpg"
 
 
 def show(loop: Loop, dataset: Dataset, folder: Path) -> None:
-    """Write domains.json and the sheet into `folder`, if the run's method has keys.
+    """Write domains.json and the sheet into `folder`, if the run's method sorts images by domain.
 
     Every domain's test images, those of an unseen one included, are told apart by the server's model, and answered
-    under each key alone and under the key that the model chooses.
+    under each domain's key alone and under the key that the model chooses.
     """
-    if not isinstance(loop.method, FedAPT):
-        return
-    method = replace(loop.method, inference="fast", renorm=False, test_key="adaptive")
     with torch.no_grad():
-        params = method.prepare(loop.task, method.deploy(loop.task, loop.server))
+        sort = loop.method.sorter(loop.task, loop.server)
         rows = np.concatenate((*loop.shards.rows["test"], *loop.shards.rows["unseen"]))
+        if sort is None or not len(rows):
+            return
         of = {name: rows[dataset.domains[rows] == number] for number, name in enumerate(dataset.domain_names)}
         of = {name: own for name, own in of.items() if len(own)}
-        answers = {name: _answers(loop, method, params, own) for name, own in of.items()}
-    keys = [
-        dataset.domain_names[key] if key < len(dataset.domain_names) else f"key {key}" for key in range(method.domains)
-    ]
+        answers = {name: _answers(loop, sort, own) for name, own in of.items()}
+    count = next(iter(answers.values()))["right"].shape[1]
+    keys = [dataset.domain_names[key] if key < len(dataset.domain_names) else f"key {key}" for key in range(count)]
     chosen = {name: np.bincount(one["chosen"], minlength=len(keys)) for name, one in answers.items()}
     picked = {name: np.linspace(0, len(own) - 1, min(SHOWN, len(own))).astype(int) for name, own in of.items()}
     _save_sheet([dataset.images[own[picked[name]]] for name, own in of.items()], folder / SHEET)
@@ -58,12 +55,13 @@ def show(loop: Loop, dataset: Dataset, folder: Path) -> None:
     write_json(folder / "domains.json", content)
 
 
-def _answers(loop: Loop, method: FedAPT, params: Tree, rows: Indices) -> dict[str, Indices]:
+def _answers(loop: Loop, sort: Sorter, rows: Indices) -> dict[str, Indices]:
     """Return the `chosen` key of every image [N], and 1 where a key's answer is `right` [N, K] or its own `correct`."""
 
     def one(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         real = batch["mask"] > 0
-        shares, each = method.shares(params, batch["x"]), method.each(loop.task, params, batch["x"])
+        found = sort(tree.drop(batch, ["y"]))
+        shares, each = found["shares"], found["logits"]
         mixed = (shares.unsqueeze(-1) * each).sum(-2)
         right = (each.argmax(-1) == batch["y"].unsqueeze(-1))[real]
         return shares.argmax(-1)[real], right.long(), (mixed.argmax(-1) == batch["y"])[real].long()

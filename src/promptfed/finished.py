@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import torch
 
 from promptfed import config, runner, tree
 from promptfed.errors import PromptFedError
 from promptfed.federation.loop import Loop
-from promptfed.method import Task, TextToImage, text_to_image
-from promptfed.methods.relic import RELIC
+from promptfed.method import Inversion, Task, TextToImage, text_to_image
 from promptfed.record import Record
 from promptfed.runner import Plan
 from promptfed.tree import Tree
@@ -69,10 +69,10 @@ def check_client(run: Finished, client: int) -> None:
         raise PromptFedError(f"{run.folder} has clients 0 … {len(run.loop.shards) - 1}, not {client}.")
 
 
-def inverted(run: Finished) -> tuple[RELIC, TextToImage]:
+def inverted(run: Finished) -> tuple[Inversion, TextToImage]:
     """Return the method and the model of a run that learned a word, or say that it did not."""
     method = run.loop.method
-    if not isinstance(method, RELIC):
+    if not method.inverts:
         name = run.plan.recipe.method["name"]
         raise PromptFedError(f"{run.folder} is a run of {name}, which learns no word; relic, fedti and their kind do.")
-    return method, text_to_image(run.task)
+    return cast(Inversion, method), text_to_image(run.task)

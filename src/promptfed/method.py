@@ -28,6 +28,8 @@ Batch = Tree
 Change = Callable[[Tree, Batch], Batch]
 """A change to every batch: (tensors, batch) -> batch. Tensors come as an argument, never from a closure."""
 
+Sorter = Callable[[Batch], Tree]
+"""Sorts a batch's images by K domains: `shares` [B, K] of each, and `logits` [B, K, classes] as if of that one only."""
 
 Tokens = Tensor | Sequence[Tensor]
 """Prompt tokens [..., K, D], per client or per sample; a sequence gives every layer its own (VPT-deep)."""
@@ -292,6 +294,7 @@ class Method:
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     backbone: ClassVar[str] = "cnn"  # where a recipe names none
     learns: ClassVar[bool] = True  # False: it uses a pretrained model as it is
+    inverts: ClassVar[bool] = False  # True: what it learns is a word of a text-to-image model; it is an Inversion
     needs_rows: ClassVar[bool] = False  # True: `aggregate` tells clients apart, so a sum of their trees is not enough
     reads: ClassVar[Literal["pixels", "features"]] = "pixels"  # features: those of the frozen backbone, computed once
     views: ClassVar[int] = 0  # features of so many augmented views beside each image's own: batch["views"] [B, V, D]
@@ -390,6 +393,33 @@ class Method:
         """
         return {}
 
+    def sorter(self, task: Task, server: Tree) -> Sorter | None:
+        """Return how the server's model sorts test images by domain, or None if it does not."""
+        return None
+
     def pictures(self, task: Task, personal: Tree) -> Tree:
         """Return pictures [3, H, W] of one client's personal tree, in normalised pixel values."""
         return {}
+
+
+class Inversion(Protocol):
+    """A method that `inverts`: its word is `word` [v, W] of the server's tree, or of every client's own."""
+
+    @property
+    def shared(self) -> bool:
+        """Say whether the server has the word; if not, every client has its own."""
+        ...
+
+    def spoken(
+        self,
+        task: Task,
+        params: Tree,
+        chosen: Tensor,
+        visual: Tensor | None = None,
+        templates: Sequence[str] | None = None,
+    ) -> Tensor:
+        """Return the word [..., B, v, W] as it is put into prompts: templates `chosen` [..., B] from `templates`.
+
+        It may depend on visual features [..., B, V]; without any, and without templates, the method has its own.
+        """
+        ...

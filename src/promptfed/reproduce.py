@@ -8,20 +8,8 @@
 Finished runs are not run again and stopped ones go on, so a killed table goes on when the same command is given again.
 """
 
-import gc
-import json
-import multiprocessing
-import multiprocessing.connection
-import os
-import signal
-import sys
-import threading
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -30,26 +18,14 @@ from promptfed import config
 from promptfed.cells import SUFFIX, Cell, PaperTable, read_cells
 from promptfed.config import Recipe
 from promptfed.errors import PromptFedError, choice
-from promptfed.progress import bar
-from promptfed.sittings import gpu_load, read_sittings, sitting
-from promptfed.tables import (
-    Entry,
-    Ours,
-    Outcome,
-    Tried,
-    agreement,
-    difference,
-    headline,
-    paper_of,
-    pool,
-    with_quality,
-    write_table,
-)
+from promptfed.jobs import Done, Job, execute
+from promptfed.outcome import Entry, Ours, Outcome, Tried, agreement, difference, headline, paper_of, pool
+from promptfed.sittings import read_sittings
+from promptfed.tables import write_table
 
 Setting = dict[str, Any]
 # how a run is simulated, how often it is looked at and where: nothing of this changes what the paper did
 _OUR_OWN = {"seed", "device", "checkpoint_seconds", "evaluate.every", "evaluate.personal", "evaluate.after"}
-STOPPED = "Stopped; run the same command again to go on."
 
 
 @dataclass(frozen=True)
@@ -67,24 +43,6 @@ class Plan:
     workers: int = 1
     tune: bool = False
     merge: tuple[Path, ...] = ()  # other `out` folders of the same table: what is finished there is not run again
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run: what people call it, its recipe, and its folder."""
-
-    label: str
-    recipe: Recipe
-    folder: Path
-    twins: tuple[Path, ...] = ()  # runs that train the same and are tested otherwise
-
-
-@dataclass(frozen=True)
-class Done:
-    """What became of a job: its summary, or a sentence about the problem; neither if it was not run."""
-
-    summary: Mapping[str, Any] | None = None
-    problem: str = ""
 
 
 def find_table(source: str) -> PaperTable:
@@ -251,191 +209,8 @@ def _run_best(
     return found | {name: _pooled(some, done, measure) for name, some in jobs.items()}
 
 
-# -- running --------------------------------------------------------------------------------------------------------
-
-
 def _execute(jobs: Mapping[str, list[Job]], wanted: Sequence[str], plan: Plan) -> dict[Path, Done]:
-    """Return what became of all jobs; those of `wanted` cells are run unless they are finished, others looked up."""
-    done = {job.folder: Done(_found(job, plan)) for some in jobs.values() for job in some}
-    twins = _with_twins(jobs)
-    left = [job for name in wanted for job in twins.get(name, []) if done[job.folder].summary is None]
-    for job in left:
-        refuse_foreign(job)
-    if not left:
-        return done
-    workers = min(plan.workers, len(left))
-    sample = gpu_load if any(job.recipe.device != "cpu" for job in left) else None
-    with sitting(plan.out, workers, sample) as count:
-        for job, result in _one_by_one(left) if workers < 2 else _side_by_side(left, workers):
-            done[job.folder] = result
-            if result.summary is not None:
-                count()
-    return done
-
-
-def _with_twins(jobs: Mapping[str, list[Job]]) -> dict[str, list[Job]]:
-    """Tell every job which others train the same, so that only the first of them need be trained."""
-    trained: dict[str, list[Path]] = {}
-    for job in (job for some in jobs.values() for job in some):
-        trained.setdefault(config.training(job.recipe).hash, []).append(job.folder)
-    return {
-        name: [
-            replace(job, twins=tuple(one for one in trained[config.training(job.recipe).hash] if one != job.folder))
-            for job in some
-        ]
-        for name, some in jobs.items()
-    }
-
-
-def _found(job: Job, plan: Plan) -> Mapping[str, Any] | None:
-    """Return the summary of the job's run if it is finished here, or else in one of the folders to merge."""
-    for out in (plan.out, *plan.merge):
-        summary = finished(replace(job, folder=out / job.folder.relative_to(plan.out)))
-        if summary is not None:
-            return summary
-    return None
-
-
-def finished(job: Job) -> Mapping[str, Any] | None:
-    """Return the summary of the job's run if it is finished and of the same recipe."""
-    path = job.folder / "summary.json"
-    if not path.is_file():
-        return None
-    try:
-        summary: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        same = summary["recipe_hash"] == job.recipe.hash and summary["rounds"] == job.recipe.rounds
-    except (ValueError, KeyError, TypeError):
-        raise PromptFedError(f"{path} is damaged; remove its folder, or choose another --out.") from None
-    return with_quality(summary, job.folder) if same else None
-
-
-def refuse_foreign(job: Job) -> None:
-    """Refuse a folder that holds the run of another recipe, before anything runs; more rounds are welcome."""
-    path = job.folder / "recipe.toml"
-    if not path.is_file():
-        return
-    (stored,) = config.load(str(path))
-    here, there = config.flatten(stored), config.flatten(job.recipe)
-    odd = [key for key in here | there if here.get(key) != there.get(key) and key not in ("device", "rounds")]
-    if stored.hash != job.recipe.hash or stored.rounds > job.recipe.rounds:
-        key = odd[0] if stored.hash != job.recipe.hash and odd else "rounds"
-        raise PromptFedError(
-            f"{job.folder} was run with {key}={here.get(key)}, not {there.get(key)}; choose another --out."
-        )
-
-
-def _same_training(job: Job, twin: Path) -> bool:
-    """Say whether the folder holds a finished run of what the job would train, with its models."""
-    if not (twin / "summary.json").is_file() or not (twin / "checkpoint" / "state.json").is_file():
-        return False
-    (stored,) = config.load(str(twin / "recipe.toml"))
-    return stored.rounds == job.recipe.rounds and config.training(stored).hash == config.training(job.recipe).hash
-
-
-def work(job: Job) -> Done:
-    """Start or go on with one run; a failure becomes a sentence, so that the table goes on."""
-    import torch
-
-    from promptfed import runner
-
-    try:
-        if (job.folder / "recipe.toml").is_file():
-            return Done(runner.go_on(job.folder, job.recipe).summary)
-        if twin := next(filter(partial(_same_training, job), job.twins), None):
-            return Done(runner.read_again(twin, job.recipe, job.folder).summary)
-        return Done(runner.start(job.recipe, job.folder).summary)
-    except PromptFedError as error:
-        return Done(problem=str(error))
-    except OSError as error:
-        return Done(problem=f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}.")
-    except Exception as error:  # a bug in one method, or a full GPU, must not cost the rest of the table
-        return Done(problem=f"{type(error).__name__}: {' '.join(str(error).split())}")
-    finally:
-        gc.collect()
-        torch.cuda.empty_cache()  # other workers share the GPU
-
-
-def _one_by_one(jobs: Sequence[Job]) -> Iterator[tuple[Job, Done]]:
-    """Run the jobs in this process. Each draws its own bar of rounds; a line before it says how far the table is."""
-    began = time.monotonic()
-    for number, job in enumerate(jobs):
-        if sys.stderr.isatty():
-            left = (time.monotonic() - began) / number * (len(jobs) - number) if number else None
-            sys.stderr.write(f"[{number + 1}/{len(jobs)}] {job.label}{_about(left)}\n")
-        yield job, work(job)
-
-
-def _about(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"; about {f'{hours} h ' if hours else ''}{minutes} min left" if hours or minutes else "; almost done"
-
-
-def _side_by_side(jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, Done]]:
-    """Run the jobs in `workers` processes that each take one after another, because one run leaves a GPU idle."""
-    context, others = multiprocessing.get_context("spawn"), set(multiprocessing.active_children())
-    left, running, waiting = {job.folder: job for job in jobs}, dict[Future[Done], Job](), list(jobs)
-    with (
-        bar("table", len(jobs)) as advance,
-        ProcessPoolExecutor(workers, context, _enter_worker, (workers,)) as processes,
-    ):
-        try:
-            while left:
-                # no job waits inside the pool, where Ctrl-C could not reach it
-                while len(running) < workers and (job := _next(waiting, running.values())):
-                    waiting.remove(job)
-                    running[processes.submit(_work_interruptibly, job)] = job
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    job, result = running.pop(future), future.result()
-                    if result.problem == STOPPED:  # Ctrl-C reached the worker; here it may still be on its way
-                        raise KeyboardInterrupt
-                    del left[job.folder]
-                    advance(1, job.label)
-                    yield job, result
-        except BrokenProcessPool:
-            sentence = "A worker process died, perhaps for want of memory; run the same command again to go on."
-            yield from ((job, Done(problem=sentence)) for job in left.values())
-        except KeyboardInterrupt:
-            for child in set(multiprocessing.active_children()) - others:
-                if child.pid is not None:
-                    os.kill(child.pid, signal.SIGINT)  # its run commits the finished rounds
-            raise
-
-
-def _next(waiting: Sequence[Job], running: Iterable[Job]) -> Job | None:
-    """Return the first job that none of the running ones trains for: once they are done it is only tested."""
-    busy = {job.folder for job in running}
-    return next((job for job in waiting if busy.isdisjoint(job.twins)), None)
-
-
-def _enter_worker(workers: int) -> None:
-    """Prepare a worker: its share of the cores, no bars of its own, and an end when the parent ends."""
-    import torch
-
-    torch.set_num_threads(max(1, torch.get_num_threads() // workers))
-    sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_leave_with, args=(parent.sentinel,), daemon=True).start()
-
-
-def _leave_with(sentinel: int) -> None:
-    """End this process at once when the parent is gone: nobody would collect its results."""
-    multiprocessing.connection.wait([sentinel])
-    os._exit(1)
-
-
-def _work_interruptibly(job: Job) -> Done:
-    """Let Ctrl-C stop a run in a worker, but never the worker itself."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        return work(job)
-    except KeyboardInterrupt:
-        return Done(problem=STOPPED)
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return execute(jobs, wanted, plan.out, merge=plan.merge, workers=plan.workers)
 
 
 # -- what came out --------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import mean
 
 from promptfed.errors import PromptFedError
-from promptfed.tables import Sitting
+from promptfed.outcome import Sitting
 
 FILE = "sittings.jsonl"
 EVERY = 1.0  # seconds between two looks at the GPU

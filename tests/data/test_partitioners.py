@@ -1,7 +1,8 @@
 """Partitions for one concept: equal counts, and one aspect of it for each client."""
 
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -10,8 +11,8 @@ from hypothesis import strategies as st
 from test_partition import dataset_of
 
 from promptfed.data.dataset import Dataset, Images
-from promptfed.data.partition import make_partition
-from promptfed.data.partitioners import Aspects, Equal, clusters, colours
+from promptfed.data.partition import PARTITIONS, Partition, make_partition
+from promptfed.data.partitioners import Aspects, Equal, Iid, clusters, colours
 from promptfed.errors import PromptFedError
 
 NAMES = st.sampled_from(["equal", "quantity"])
@@ -107,6 +108,44 @@ def test_too_few_images_are_named() -> None:
     for name in ("equal", "quantity"):
         with pytest.raises(PromptFedError, match="at least 1 client, not 0"):
             make_partition(name, {"repeat": True}, data, 0, seed=0)
+
+
+# -- which images are handed over -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Blind(Iid):
+    """Deals images that it is not shown."""
+
+    name: ClassVar[str] = "blind"
+
+    def split(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> Partition:
+        assert len(dataset.images) == 0
+        return super().split(dataset, clients, rng)
+
+
+@dataclass(frozen=True)
+class Seeing(Iid):
+    """Deals images that it asks to see."""
+
+    name: ClassVar[str] = "seeing"
+    needs_images: ClassVar[bool] = True
+
+    def split(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> Partition:
+        assert dataset.images[:, 0, 0, 0].tolist() == [10, 30]
+        return super().split(dataset, clients, rng)
+
+
+@pytest.mark.parametrize("kind", [Blind, Seeing])
+def test_of_some_images_only_who_needs_them_sees_them(kind: type[Iid], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PARTITIONS, kind.name, kind)
+    data = replace(coloured([10, 20, 30], [False] * 3), used=np.array([True, False, True]))
+    found = make_partition(kind.name, {}, data, 2, seed=0)
+    assert sorted(own.tolist() for own in found.train) == [[0], [2]]
+
+
+def test_only_aspects_look_at_images() -> None:
+    assert [name for name, kind in PARTITIONS.items() if getattr(kind, "needs_images", False)] == ["aspects"]
 
 
 # -- aspects ----------------------------------------------------------------------------------------------------------

@@ -245,6 +245,16 @@ def test_answers_by_hand(changes: dict[str, object], expected: float) -> None:
     torch.testing.assert_close(method.predict(TASK, LENT, IMAGE), torch.tensor([[expected, 0.0]]))
 
 
+@pytest.mark.parametrize(
+    "changes", [{}, {"renorm": True}, {"inference": "exact"}, {"test_key": "none"}, {"test_key": "fixed"}]
+)
+def test_images_are_sorted_by_all_keys_however_they_are_answered(changes: dict[str, object]) -> None:
+    method = make(FedAPT, {"mode": "unsupervised", "domains": 2, "tokens": 1} | changes, "method")
+    found = method.sorter(TASK, LENT)(IMAGE)
+    torch.testing.assert_close(found["shares"], torch.tensor([[0.5, 0.5]]))
+    torch.testing.assert_close(found["logits"], torch.tensor([[[math.sqrt(0.5), 0.0], [1.0, 0.0]]]))
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 10**6),

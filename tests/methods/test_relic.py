@@ -17,7 +17,7 @@ from promptfed.backbones.cached import Cached
 from promptfed.backbones.painter import Painter
 from promptfed.data.batches import Pool, Shards
 from promptfed.errors import PromptFedError
-from promptfed.method import Batch, Task
+from promptfed.method import Batch, Inversion, Task
 from promptfed.methods.relic import RELIC, FedCPW, FedProto, FedTI, TICentral, TILocal
 from promptfed.tree import Tree
 
@@ -409,6 +409,14 @@ def test_exhibits() -> None:
     assert shown["descriptors"].shape == (2, 1, 3)
     alone = TILocal().exhibits(TASK, {}, torch.arange(2), {"word": torch.stack([word(1.0), word(2.0)])})
     assert list(alone) == ["prompts"]
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_all_of_them_learn_a_word(kind: type[RELIC]) -> None:
+    method: Inversion = kind()
+    assert kind.inverts
+    assert method.shared == (kind is not TILocal)
+    assert method.spoken(TASK, {"word": word(3.0)}, torch.tensor([0])).equal(word(3.0)[None])
 
 
 def test_without_a_text_to_image_model() -> None:

@@ -31,7 +31,10 @@ STREAM = 7919  # keeps these draws apart from every other use of the run's seed
 
 
 class Partitioner(Protocol):
-    """A way to split: a frozen dataclass whose fields are the keys under [partition] in a recipe."""
+    """A way to split: a frozen dataclass whose fields are the keys under [partition] in a recipe.
+
+    One that looks at the images themselves declares `needs_images = True`; to the others they need not be there.
+    """
 
     name: ClassVar[str]
 
@@ -82,7 +85,7 @@ def _split_some(partitioner: Partitioner, dataset: Dataset, clients: int, rng: n
     rows = np.flatnonzero(dataset.dealt)
     only = replace(
         dataset,
-        images=dataset.images[rows if isinstance(partitioner, Aspects) else slice(0)],  # the others never look
+        images=dataset.images[rows if getattr(partitioner, "needs_images", False) else slice(0)],
         labels=dataset.labels[rows],
         test=dataset.test[rows],
         domains=dataset.domains[rows],

@@ -184,6 +184,7 @@ class Aspects:
     """
 
     name: ClassVar[str] = "aspects"
+    needs_images: ClassVar[bool] = True
     cells: int = 4
 
     def __post_init__(self) -> None:

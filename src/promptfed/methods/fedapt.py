@@ -8,7 +8,7 @@ Paper symbol -> name: p_g -> context, e_k -> keys[k], φ -> query.weight, K -> d
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from promptfed import local, ops, tree
-from promptfed.method import Batch, Data, Draw, Method, Rng, Task, dual
+from promptfed.method import Batch, Data, Draw, Method, Rng, Sorter, Task, dual
 from promptfed.methods import unlabelled
 from promptfed.methods.unlabelled import Intra, Mode
 from promptfed.options import Count, NonNegative, Positive, Range, Share, Whole
@@ -202,6 +202,16 @@ class FedAPT(Method):
         Range(most=room).check("With orthogonal keys method.domains", self.domains)
         basis: Tensor = torch.linalg.qr(normal.flatten(1).T).Q  # [s·W, K]
         return (math.sqrt(room) * basis.T).reshape(shape)
+
+    # -- what a person wants to see ----------------------------------------------
+    def sorter(self, task: Task, server: Tree) -> Sorter:
+        """Sort by the adaptive network, each key's logits computed fast, whatever `test_key` and `inference` are."""
+        method = replace(self, inference="fast", test_key="adaptive")
+        params = method.prepare(task, method.deploy(task, server))
+        return lambda batch: {
+            "shares": method.shares(params, batch["x"]),
+            "logits": method.each(task, params, batch["x"]),
+        }
 
 
 def _domain_loss(params: Tree, features: Tensor, batch: Batch) -> Tensor:

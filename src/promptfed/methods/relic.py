@@ -31,6 +31,7 @@ class RELIC(Method):
 
     name: ClassVar[str] = "relic"
     backbone: ClassVar[str] = "diffusion"
+    inverts: ClassVar[bool] = True
     needs_rows: ClassVar[bool] = True  # a mean over those who used a template must know who did
     reads: ClassVar[Literal["pixels", "features"]] = "features"
 
