@@ -3,10 +3,11 @@
     python tools/pretrain_lit.py --dinov2 dinov2_vits14.safetensors --vocabulary bpe_simple_vocab_16e6.txt.gz
         --sentences all-MiniLM-L6-v2 --images cifar100.npz --images flowers102 --device cuda --out lit
 
-The image tower is frozen; only its projection is learned. The text tower starts from nothing and learns two things at
-once: to say of a text what a frozen sentence encoder says (distillation, on the words of the vocabulary and the names
-of the classes), and to put the name of an image's class closer to the image than the names of all other classes, behind
-any words of no meaning, so that a learned context may stand there.
+The text tower learns to say of a text what a frozen sentence encoder says (distillation, on the words of the vocabulary
+and the names of the classes), half of the time behind words of no meaning, so that a learned context may stand there.
+The image tower is frozen; its projection learns to put the name of an image's class closer to the image than the names
+of all other classes. Nothing else learns from images: the names of their classes would move away from the names of all
+others, and no image would be called by a name that had none.
 
 Images are an .npz with x_train, y_train and class_names (and x_test, y_test), or a folder CLASS/*.jpg, whose
 classes.json may give the classes' names and of which every tenth image is kept for testing. Sentence features are kept
@@ -37,6 +38,7 @@ from promptfed import tree
 from promptfed.backbones import checkpoint, text
 from promptfed.backbones.checkpoint import IMAGENET
 from promptfed.backbones.clip import CLIP, LoadedCLIP
+from promptfed.backbones.clip_checkpoint import read_towers
 from promptfed.backbones.init import affine
 from promptfed.backbones.pretrained import ViT
 from promptfed.backbones.text import TextArch
@@ -48,6 +50,7 @@ MERGES = 49152 - 256 - 2  # of the published file, CLIP uses so many
 TEMPLATES = ("a photo of a {}.", "{}", "a {}.", "a picture of a {}.", "a blurry photo of the {}.", "a drawing of a {}.")
 LONGEST = 16  # tokens of a text
 LONGEST_CONTEXT = 16
+GENTLE = 10.0  # of the projection's logits: a steeper softmax fits classes that have images, and forgets the others
 
 
 @dataclass(frozen=True)
@@ -174,7 +177,7 @@ def pretrain(
         return torch.randint(among, (count,), device=device, generator=generator)
 
     def said(tower: Tree, tokens: Tensor, end: Tensor, context: Tensor) -> Tensor:
-        ending = tower["token"][tokens[:, : LONGEST + 1]]
+        ending = tower["token"][tokens[:, : int(end.max()) + 1]]
         spelled = tower | {"start": tower["token"][tokenizer.vocabulary[START]], "ending": ending, "end": end}
         return text.features(arch, spelled, context[None], chunk=len(tokens))
 
@@ -184,14 +187,15 @@ def pretrain(
         tower = {name.removeprefix("text."): value for name, value in weights.items() if name.startswith("text.")}
         tower = tree.map(torch.Tensor.bfloat16, tower) if device.type == "cuda" else tower
         some = draw(plan.batch, len(wanted))
-        none = tower["token"][:0]
-        distance = 1 - (said(tower, texts[0][some], texts[1][some], none) * wanted[some]).sum(-1).mean()
-        context = tower["token"][draw(step % (LONGEST_CONTEXT + 1), tokenizer.vocabulary[START])]
-        known = said(tower, *named[step % len(TEMPLATES)], context)
+        odd = tower["token"][draw(step // 2 % (LONGEST_CONTEXT + 1) * (step % 2), tokenizer.vocabulary[START])]
+        distance = 1 - (said(tower, texts[0][some], texts[1][some], odd) * wanted[some]).sum(-1).mean()
+        with torch.no_grad():
+            known = said(tower, *named[step % len(TEMPLATES)], odd)
         chosen = draw(plan.batch, len(labels))
         shown = F.normalize(F.linear(features[chosen], weights["image.projection.weight"]), dim=-1)
-        scale = weights["logit_scale"].clamp(max=np.log(100).item()).exp()
-        loss = distance + F.cross_entropy(scale * shown @ known.T, labels[chosen])
+        cosines, scale = shown @ known.T, weights["logit_scale"].clamp(max=np.log(100).item()).exp()
+        loss = distance + F.cross_entropy(GENTLE * cosines, labels[chosen])
+        loss = loss + F.cross_entropy(scale * cosines.detach(), labels[chosen])
         optimiser.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(weights.values(), 1.0)
@@ -260,6 +264,7 @@ def main() -> None:
     parser.add_argument("--targets", type=Path, default=Path("targets.npz"), help="where sentence features are kept")
     parser.add_argument("--images", type=Path, action="append", required=True, help="an .npz or a folder; repeatable")
     parser.add_argument("--out", type=Path, required=True, help="the folder to write")
+    parser.add_argument("--start", type=Path, help="a folder written before, whose text tower is trained further")
     parser.add_argument("--size", type=int, default=112, help="images are resized to so many pixels per side")
     training_options(parser)
     parser.add_argument("--text-width", type=int, default=384)
@@ -284,6 +289,8 @@ def main() -> None:
     arch = TextArch(width, given.text_depth, given.text_heads, 4 * width, len(tokenizer.vocabulary), 77, wide)
     generator = torch.Generator().manual_seed(plan.seed)
     weights = {f"text.{name}": value for name, value in text.fresh(arch, generator).items()}
+    if given.start:
+        weights = {f"text.{name}": value for name, value in read_towers(str(given.start)).text.items()}
     weights["image.projection.weight"] = affine("projection", (wide, form.width), generator)["projection.weight"]
     weights["logit_scale"] = torch.tensor(1 / 0.07).log()
     answers = torch.tensor([label for own in labels for label in own])

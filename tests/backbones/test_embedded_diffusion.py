@@ -25,7 +25,7 @@ def test_it_is_small() -> None:
 
 
 def test_it_says_how_it_was_made(net: LoadedDiffusion) -> None:
-    # of the 6,000 photographs of each kind the shops have their own, and some are kept for measuring; boots are left out
+    # the shops have some of the 6,000 photographs of each kind, some are kept for measuring, and boots are left out
     free = 6_000 - TRAIN * len(SHOPS) - KEPT
     assert FACTS["images"] == free * (len(CLASSES) - 1) * len(SHOPS)
     assert FACTS["left_out"] == "boot"
