@@ -33,7 +33,7 @@ def test_reading_again_equals_training_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("more", "sentence"),
-    [("method.lr=0.5", "method.lr=0.01, not 0.5"), ("rounds=3", "rounds=2, not 3"), ("seed=1", "seed=0, not 1")],
+    [("method.lr=0.5", "method.lr=0.1, not 0.5"), ("rounds=3", "rounds=2, not 3"), ("seed=1", "seed=0, not 1")],
 )
 def test_another_training_is_refused(more: str, sentence: str, tmp_path: Path) -> None:
     start(cell("eq5"), tmp_path / "eq5")

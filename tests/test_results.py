@@ -12,7 +12,7 @@ from promptfed.tables import read_table, to_markdown
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
-PFEDPG = sorted(path.name for path in RESULTS.glob("pfedpg-*"))
+TABLES = sorted(path.name for kind in ("pfedpg", "fedapt") for path in RESULTS.glob(f"{kind}-*"))
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_the_readme_opens_with_the_demo_as_it_came_out() -> None:
         assert f"| {100 * accuracy['mean']:.2f} | {100 * accuracy['worst']:.2f} |" in readme
 
 
-@pytest.mark.parametrize("folder", PFEDPG)
+@pytest.mark.parametrize("folder", TABLES)
 def test_a_table_is_what_its_runs_say(folder: str) -> None:
     found = read_table(RESULTS / folder)
     assert (RESULTS / folder / "table.md").read_text(encoding="utf-8") == to_markdown(found)
@@ -86,3 +86,23 @@ def test_what_came_of_pfedpgs_claims() -> None:
     assert server == sorted(server)
     cifar = means("pfedpg-cifar100-0.01")
     assert max(cifar, key=cifar.__getitem__) == "pfedpg-adam"
+
+
+def test_what_came_of_fedapts_claims() -> None:
+    keys = {one["row"]: one["ours"]["per_client"] for one in read_table(RESULTS / "fedapt-shops-t4")["rows"]}
+    for shop in range(4):
+        column = {row: values[shop] or 0.0 for row, values in keys.items() if row.startswith("e") and row != "eq5"}
+        assert max(column, key=column.__getitem__) == f"e{shop}"
+    four, one = means("fedapt-shops-t4"), means("fedapt-shops-t1")
+    assert four["eq5"] > max(value for row, value in four.items() if row != "eq5")
+    assert one["fedapt"] > max(one["clip-zs"], one["promptfl"], one["clip-fc"])
+    two = {
+        (entry["column"], entry["row"]): entry["ours"]["mean"] or 0.0
+        for entry in read_table(RESULTS / "fedapt-shops-t2")["rows"]
+    }
+    assert all(two[column, "fedapt"] > two[column, "promptfl"] for column in ("b001", "b05", "b5"))
+    three = means("fedapt-shops-t3")
+    assert three["fedapt"] > three["clip-zs"]
+    assert abs(means("fedapt-shops-t5")["with"] - means("fedapt-shops-t5")["without"]) < 0.5
+    fast = means("fedapt-shops-fig2")
+    assert fast["exact"] == fast["fast"]

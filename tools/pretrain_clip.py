@@ -3,10 +3,11 @@
     python tools/pretrain_clip.py --data /usr/share/datasets/fashion-mnist --device cuda --seconds 150
 
 The photographs are those of tools/pretrain_vit.py: Fashion-MNIST's training file without any that fashion-shops uses
-and without every copy of one; the official test file is not read. Each is shown in a random style, with a caption made
-of a name of its class and, at times, the colour behind it. So, unlike the embedded ViT, this one is supervised: it
-knows the classes' names, but no photograph of the demo. An image shall be closer to the captions that are true of it
-than to the others of the batch, and a caption to its images (CLIP, Radford et al. 2021, with several right answers).
+and without every copy of one; the official test file is not read. Each is shown in two colours, with a caption made of
+a name of its class and, at times, the colour behind it. So, unlike the embedded ViT, this one is supervised: it knows
+the classes' names, but no photograph of the demo, and neither drawings nor streets: two of the four shops are new to
+it, as some domains are to any CLIP. An image shall be closer to the captions that are true of it than to the others of
+the batch, and a caption to its images (CLIP, Radford et al. 2021, with several right answers).
 
 The folder written is in the model hub's CLIP layout, with a tokenizer of its own. Its pretraining.json says how it was
 made, and how many of fashion-shops' test images it names right without training. `--steps` repeats a run, whose number
@@ -243,7 +244,7 @@ def pretrain(net: LoadedCLIP, weights: Tree, tokenizer: Tokenizer, data: Path, p
         for group in optimiser.param_groups:
             group["lr"] = lr
         chosen, said = draw(plan.batch, len(photographs)), draw(plan.batch, len(every.tokens))
-        views = view(photographs[chosen].float() / 255, generator)
+        views = view(photographs[chosen].float() / 255, generator, drawn=0, outside=0)
         colour = behind(views)
         image = {name.removeprefix("image."): value for name, value in weights.items() if name.startswith("image.")}
         tower = {name.removeprefix("text."): value for name, value in weights.items() if name.startswith("text.")}

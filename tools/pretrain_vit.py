@@ -72,15 +72,18 @@ def leftover(source: Path) -> Tensor:
 # -- random views -------------------------------------------------------------------------------------------------
 
 
-def view(grey: Tensor, generator: torch.Generator) -> Tensor:
-    """Show photographs [N, 28, 28] in 0 … 1, each in its own crop, turn and style: [N, 3, 32, 32] in −1 … 1."""
+def view(grey: Tensor, generator: torch.Generator, *, drawn: float = 0.3, outside: float = 0.35) -> Tensor:
+    """Show photographs [N, 28, 28] in 0 … 1, each in its own crop, turn and style: [N, 3, 32, 32] in −1 … 1.
+
+    A share of them is `drawn` with a pencil, and a share is `outside`, in front of a wall.
+    """
     frame = _placed(F.pad(grey[:, None], (2, 2, 2, 2)), generator)
     count = len(frame)
 
     def uniform(*shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
         return low + (high - low) * torch.rand(count, *shape, device=grey.device, generator=generator)
 
-    amount = torch.where(uniform(1, 1, 1) < 0.3, _lines(frame), frame) ** torch.exp(
+    amount = torch.where(uniform(1, 1, 1) < drawn, _lines(frame), frame) ** torch.exp(
         uniform(1, 1, 1, low=-0.5, high=0.5)
     )
     swap = uniform(1, 1, 1) < 0.5
@@ -90,7 +93,7 @@ def view(grey: Tensor, generator: torch.Generator) -> Tensor:
     wall = torch.lerp(uniform(3, 1, 1), uniform(3, 1, 1), coarse) + 0.1 * (uniform(1, SIDE, SIDE) - 0.5)
     cloth = torch.lerp(uniform(1, 1, 1, high=0.4), torch.ones_like(frame), frame) * uniform(3, 1, 1, low=0.3)
     scene = torch.lerp(wall, cloth, (frame * 7).clamp(max=1))
-    shown = torch.where(uniform(1, 1, 1) < 0.35, scene, flat)
+    shown = torch.where(uniform(1, 1, 1) < outside, scene, flat)
     noise = torch.randn(shown.shape, device=grey.device, generator=generator) * uniform(1, 1, 1, high=0.05)
     return (shown + noise).clamp(0, 1) * 2 - 1
 

@@ -3,8 +3,8 @@
     python tools/results.py
 
 A summary is the summary.json of one finished run folder: the demo's are named METHOD-seedN.json, pFedPT's on CIFAR-10
-COLUMN-ROW.json; the paper's figures are those of its Table 1. Of pFedPG there is the table.json of each table, as
-`promptfed reproduce` writes it, with the paper's figures.
+COLUMN-ROW.json; the paper's figures are those of its Table 1. Of pFedPG and FedAPT there is the table.json of each
+table, as `promptfed reproduce` writes it, with the paper's figures.
 """
 
 import json
@@ -35,6 +35,8 @@ CIFAR = {
     "c100-disjoint": ("pfedpg-cifar100-0.01",),
     "c100-dirichlet": ("pfedpg-cifar100-0.01",),
 }
+
+SHOPS = tuple(f"fedapt-shops-{name}" for name in ("t1", "t2", "t3", "t4", "t5", "t6", "fig2"))
 
 
 def summary(folder: str, name: str) -> dict[str, Any] | None:
@@ -144,6 +146,25 @@ def cifar_table(column: str) -> list[str]:
     return _markdown(title, parts)
 
 
+def shops_table(folder: str, column: str) -> list[str]:
+    """Return one column of a table by shop; what is best in a shop is bold."""
+    found = outcome(folder)
+    (about,) = (one for one in found["columns"] if one["name"] == column)
+    rows = [one for one in found["rows"] if one["column"] == column and one["ours"]["mean"] is not None]
+    several = any(len(one["ours"]["by_seed"]) > 1 for one in rows)
+    parts = [("method", [one["title"] for one in rows])]
+    for number, shop in enumerate(about["clients"]):
+        parts.append((shop, _bold([one["ours"]["per_client"][number] for one in rows])))
+    parts.append(("mean, ± over seeds" if several else "mean", [_spread(one["ours"]) for one in rows]))
+    title = found["title"] if len(found["columns"]) == 1 else f"{found['title']}, {about['title']}"
+    return _markdown(title, parts)
+
+
+def _bold(values: list[float]) -> list[str]:
+    best = f"{max(values):.2f}"
+    return [f"**{best}**" if f"{value:.2f}" == best else f"{value:.2f}" for value in values]
+
+
 def _markdown(title: str, parts: list[tuple[str, list[str]]]) -> list[str]:
     """Lay out columns of words; all but the first are numbers."""
     names, cells = zip(*parts, strict=True)
@@ -183,7 +204,8 @@ def pages() -> list[list[str]]:
     """Return every table of the page, in its order."""
     pfedpg = [pfedpg_table(PFEDPG[0]), grid_table(GRIDS[0]), *(pfedpg_table(folder) for folder in PFEDPG[1:])]
     pfedpg += [grid_table(GRIDS[1]), *(cifar_table(column) for column in CIFAR)]
-    return [demo_table(), *(table(column) for column in COLUMNS), *pfedpg]
+    shops = [shops_table(folder, one["name"]) for folder in SHOPS for one in outcome(folder)["columns"]]
+    return [demo_table(), *(table(column) for column in COLUMNS), *pfedpg, *shops]
 
 
 def main() -> None:
