@@ -4,12 +4,12 @@ import json
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from markupsafe import escape
 
+from drawn import about, files
 from promptfed import runner
 from promptfed.errors import PromptFedError
 from promptfed.gallery import KINDS, draw, drawings
@@ -48,18 +48,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few images of one colour, laid out on their principal components: t-SNE has tests of its own."""
     monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
     monkeypatch.setattr(priors, "COLOURS", 6)
-
-
-def about(picture: Path) -> dict[str, Any]:
-    """Return what lies beside a picture."""
-    found: dict[str, Any] = json.loads(picture.with_suffix(".json").read_text(encoding="utf-8"))
-    return found
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    """Return a run folder's files, but for what a figure may add."""
-    found = [path for path in folder.rglob("*") if path.is_file() and path.parent.name != "figures"]
-    return {str(path): path.read_bytes() for path in found if path.name != "report.html"}
 
 
 @pytest.mark.parametrize("kind", KINDS)

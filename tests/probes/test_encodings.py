@@ -1,9 +1,7 @@
 """A word's encodings by template: whose they are, how they are laid out, and what alignment does to them."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +9,7 @@ import torch
 from markupsafe import escape
 from torch import Tensor
 
+from drawn import about, files
 from inverted_runs import inverted, painting, trained
 from promptfed import figures, finished, tree
 from promptfed.errors import PromptFedError
@@ -33,18 +32,6 @@ def with_a_painter() -> Iterator[None]:
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     parent = tmp_path_factory.mktemp("runs")
     return {name: inverted(name, parent) for name in ("fedti", "relic", "ti-local")}
-
-
-def about(picture: Path) -> dict[str, Any]:
-    """Return what lies beside a picture."""
-    found: dict[str, Any] = json.loads(picture.with_suffix(".json").read_text(encoding="utf-8"))
-    return found
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    """Return a run folder's files, but for what a figure may add."""
-    found = [path for path in folder.rglob("*") if path.is_file() and path.parent.name != "figures"]
-    return {str(path): path.read_bytes() for path in found if path.name != "report.html"}
 
 
 def fitted(run: Finished, client: int) -> tuple[tree.Tree, tree.Tree]:
