@@ -38,7 +38,7 @@ def test_a_run_gives_the_numbers_of_the_simulation(
 
 @pytest.mark.slow
 def test_noise_is_counted_at_the_site(running: Loopback, tmp_path: Path) -> None:
-    guards = ("guards.clip=0.1", "guards.noise=20.0", "guards.entropy=system", "guards.secure=true")
+    guards = ("guards.clip=0.0001", "guards.noise=20.0", "guards.entropy=system", "guards.secure=true")
     done = promptfed("sites", "run", *words("fedavg", *guards), "--out", tmp_path / "noisy", cwd=running.folder)
     assert done.returncode == 0, done.stdout + done.stderr
     for site in NAMES:

@@ -82,7 +82,7 @@ class Site:
     """One site, asked step by step for its answers to a recipe with noise and a budget of two of them."""
 
     def __init__(self, folder: Path) -> None:
-        words = ("guards.clip=0.1", "guards.noise=20.0", "guards.entropy=system", "rounds=2")
+        words = ("guards.clip=0.0001", "guards.noise=20.0", "guards.entropy=system", "rounds=2")
         self.folder = folder
         self.recipe = config.dump(recipe("fedavg", *words, f"guards.budget={epsilon(20.0, 1e-5, 2) + 1e-9}"))
         self.restart()
@@ -129,7 +129,7 @@ def test_an_answer_asked_for_once_more_is_the_same_one_and_costs_nothing(tmp_pat
 @pytest.mark.parametrize("method", ["fedavg", "pfedpt"])
 def test_a_round_made_anew_after_a_crash_costs_a_site_nothing(method: str, tmp_path: Path) -> None:
     budget = f"guards.budget={epsilon(20.0, 1e-5, 3) + 1e-9}"
-    words = ("guards.clip=0.1", "guards.noise=20.0", "guards.entropy=system", budget, "rounds=9")
+    words = ("guards.clip=0.0001", "guards.noise=20.0", "guards.entropy=system", budget, "rounds=9")
     federation = Federation(NAMES, patience_seconds=0.1)
     out, _ = begin(tmp_path, method, *words, federation=federation)
     post = exchange(tmp_path)
@@ -155,7 +155,7 @@ def test_a_round_made_anew_after_a_crash_costs_a_site_nothing(method: str, tmp_p
 
 def test_a_site_with_no_budget_left_says_so_in_the_coordinators_sentence(tmp_path: Path) -> None:
     budget = f"guards.budget={epsilon(20.0, 1e-5, 2) + 1e-9}"
-    words = ("guards.clip=0.1", "guards.noise=20.0", "guards.entropy=system", budget, "rounds=2")
+    words = ("guards.clip=0.0001", "guards.noise=20.0", "guards.entropy=system", budget, "rounds=2")
     federation = Federation(NAMES, patience_seconds=0.1)
     out, _ = begin(tmp_path, "fedavg", *words, federation=federation)
 

@@ -167,6 +167,15 @@ def test_too_few_answers_end_the_run_with_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(
         PromptFedError, match=r"^Round 2 has 2 of the 3 answers it needs after 0\.1 seconds: west: \"up"
     ):
+        coordinator.conduct(out, federation, exchange(tmp_path, ATTACKS["shape"][0]), ignore)
+    assert len(lines(out)) == 1
+
+
+def test_training_that_diverges_at_a_site_ends_the_run_at_once(tmp_path: Path) -> None:
+    out, federation = begin(tmp_path, "fedavg")  # whose patience is a day
+    with pytest.raises(
+        PromptFedError, match=rf'^Training diverged in round 2 at west: west: "{BIAS}" .* Lower method\.lr'
+    ):
         coordinator.conduct(out, federation, exchange(tmp_path, ATTACKS["nan"][0]), ignore)
     assert len(lines(out)) == 1
 
@@ -210,7 +219,7 @@ def test_clipping_happens_at_the_site(tmp_path: Path) -> None:
 
 
 def test_noise_is_drawn_at_the_site_and_its_budget_ends_the_run(tmp_path: Path) -> None:
-    words = ("guards.clip=0.1", "guards.noise=20.0", "guards.entropy=system", "guards.budget=0.8", "rounds=20")
+    words = ("guards.clip=0.0001", "guards.noise=20.0", "guards.entropy=system", "guards.budget=0.8", "rounds=20")
     out, federation = begin(tmp_path, "fedavg", *words)
     summary = coordinator.conduct(out, federation, exchange(tmp_path), ignore)
     assert 0 < len(lines(out)) < 20

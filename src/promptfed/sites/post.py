@@ -9,7 +9,7 @@ from promptfed.errors import PromptFedError
 from promptfed.sites import wire
 from promptfed.sites.seam import Exchange, Silence
 from promptfed.sites.settings import Federation
-from promptfed.sites.wire import Head, Message, Refused
+from promptfed.sites.wire import Head, Message, NotFinite, Refused
 
 RETRY_SECONDS = 0.5  # between two askings of a round with too few answers
 
@@ -51,8 +51,8 @@ class Post:
         checked: Checked,
         round: int,  # noqa: A002
     ) -> dict[int, Message]:
-        """Return the good answers by client; ask again while there are fewer than `needed`."""
-        sites, good = self.federation.sites, dict[int, Message]()
+        """Return the good answers by client; ask again while there are fewer than `needed` and there is hope."""
+        sites, good, diverged = self.federation.sites, dict[int, Message](), set[str]()
         ends = time.monotonic() + self.federation.patience_seconds
         while True:
             sent = {
@@ -70,9 +70,16 @@ class Post:
                     good[sites.index(site)] = self._opened(site, answer, sent[site].head, checked)
                 except Refused as refusal:
                     self.events.refused.setdefault(site, []).append(str(refusal))
+                    if isinstance(refusal, NotFinite):
+                        diverged.add(site)
             self._count_dropped()
             if len(good) >= needed:
                 return dict(sorted(good.items()))
+            if len(requests) - len(diverged) < needed:
+                raise PromptFedError(
+                    f"Training diverged in round {round + 1} at {', '.join(sorted(diverged))}: {self.complaints()} "
+                    "Lower method.lr or, where there is noise, guards.clip."
+                )
             self.wait(ends, f"Round {round + 1} has {len(good)} of the {needed} answers it needs")
 
     def wait(self, ends: float, trouble: str) -> None:

@@ -22,6 +22,10 @@ class Refused(PromptFedError):  # noqa: N818  (it is read as: the answer is refu
     """A message that must not be used; the sentence says why."""
 
 
+class NotFinite(Refused):
+    """A message with a number that is not finite: asked again, a site would say the same."""
+
+
 @dataclass(frozen=True)
 class Message:
     """A head of plain JSON values, and a tree."""
@@ -84,4 +88,4 @@ def check_finite(tree: Tree) -> None:
     """Refuse a tree that holds a number that is not finite."""
     for name, value in tree.items():
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            raise Refused(f'"{name}" holds a number that is not finite')
+            raise NotFinite(f'"{name}" holds a number that is not finite')
