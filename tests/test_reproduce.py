@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from promptfed import cli, config, reproduce
+from promptfed import config, reproduce, terminal
+from promptfed.cli import training
 from promptfed.errors import PromptFedError
 from promptfed.jobs import Done, Job
 from promptfed.reproduce import Plan, deviations, find_table
@@ -230,8 +231,9 @@ def test_a_person_sees_tables(table: Path, tmp_path: Path, monkeypatch: pytest.M
 
     assert run(table, tmp_path / "out", "--columns", "iid").code == 0
     console = Console(force_terminal=True, width=200, color_system=None, record=True, file=(tmp_path / "x").open("w"))
-    monkeypatch.setattr(cli, "console", console)
-    cli._show_table(read_table(tmp_path / "out"))
+    monkeypatch.setattr(training, "console", console)
+    monkeypatch.setattr(terminal, "console", console)
+    training._show_table(read_table(tmp_path / "out"))
     shown = console.export_text()
     for words in ("A small table", "FedAvg", "60.00", "Deviations", "- `rounds`: 4 → 2.", "- A note."):
         assert words in shown

@@ -7,24 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from promptfed.errors import PromptFedError
+from promptfed.terminal import say
 
 if TYPE_CHECKING:
     from promptfed.config import Recipe
 
 app = typer.Typer(help="Real sites: make kits, start the coordinator, join, run.", no_args_is_help=True)
-console = Console()
 
 Home = Annotated[Path, typer.Option("--federation", help="The folder that `sites init` has made.", metavar="DIR")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Recipe keys to change.", metavar="[KEY=VALUE]...")]
 HERE = Path("federation")
-
-
-def say(sentence: str) -> None:
-    """Print plain words, never wrapped or coloured: people paste paths."""
-    console.print(sentence, soft_wrap=True, highlight=False, markup=False)
 
 
 @app.command()

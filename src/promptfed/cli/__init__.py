@@ -1,0 +1,46 @@
+"""The command line. Mistakes get one sentence and exit code 2; Ctrl-C saves the run and exits with 130."""
+
+import errno
+import sys
+
+import typer
+
+from promptfed.cli.catalogue import check, data_app, doctor, list_
+from promptfed.cli.finished import audit, compare, export, figure, generate, predict, quality, report
+from promptfed.cli.training import demo, reproduce, run
+from promptfed.errors import PromptFedError
+from promptfed.sites.cli import app as sites_app
+from promptfed.terminal import complain
+
+app = typer.Typer(
+    help="Federated prompt learning: exchange prompts of a few kilobytes instead of models of hundreds of megabytes.",
+    epilog="Start with: promptfed demo. Then: promptfed run pfedpt rounds=20 method.size=4",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (run, demo, reproduce, compare, report, generate, export, predict, quality, audit, figure):
+    app.command()(command)
+app.command("list")(list_)
+app.command()(check)
+app.command()(doctor)
+app.add_typer(data_app, name="data")
+app.add_typer(sites_app, name="sites")
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        app()
+    except PromptFedError as error:
+        _fail(str(error))
+    except OSError as error:
+        place = f": {error.filename}" if error.filename else ""
+        hint = " Free some space and resume the run." if error.errno == errno.ENOSPC else ""
+        _fail(f"{error.strerror or error}{place}.{hint}")
+
+
+def _fail(sentence: str) -> None:
+    complain(f"promptfed: {sentence}")
+    sys.exit(2)

@@ -1,0 +1,40 @@
+"""Arguments and options that several commands take, and how a table is printed."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from promptfed.terminal import console
+
+if TYPE_CHECKING:
+    from promptfed.report.tables import Table
+
+Dirs = Annotated[list[Path], typer.Argument(help="Run folders.", metavar="DIR...")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="Recipe keys to change.", metavar="[KEY=VALUE]...")]
+
+
+class Format(StrEnum):
+    """How a table is written."""
+
+    terminal = "terminal"
+    markdown = "markdown"
+    latex = "latex"
+    csv = "csv"
+
+
+def show_runs(folders: list[Path], form: Format) -> None:
+    """Print run folders as one table."""
+    from promptfed.report import compare, read_run
+
+    print_table(compare([read_run(folder) for folder in folders]), form)
+
+
+def print_table(table: "Table", form: Format) -> None:
+    """Print a table as asked."""
+    if form is Format.terminal:
+        console.print(table.to_rich(console.width))
+    else:
+        writer = {"markdown": table.to_markdown, "latex": table.to_latex, "csv": table.to_csv}[form.value]
+        typer.echo(writer())

@@ -1,0 +1,195 @@
+"""Commands on finished runs: tables, pages, pictures, measurements, predictions."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from promptfed.cli.arguments import Dirs, Format, print_table, show_runs
+from promptfed.gallery import KINDS
+from promptfed.terminal import console, say
+
+RunDir = Annotated[Path, typer.Argument(help="A finished run's folder.", metavar="DIR")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1; the run's own if not given.")]
+
+
+class WordKind(StrEnum):
+    """Whose word is drawn."""
+
+    GLOBAL = "global"
+    CLIENT = "client"
+
+
+class Against(StrEnum):
+    """Whose images the global word is compared with."""
+
+    ALL = "all"
+    OWN = "own"
+
+
+def compare(
+    dirs: Dirs, form: Annotated[Format, typer.Option("--format", help="How to write the table.")] = Format.terminal
+) -> None:
+    """Print run folders as one table; runs that differ only in their seed become mean ± std."""
+    show_runs(dirs, form)
+
+
+def report(
+    dirs: Dirs, out: Annotated[Path | None, typer.Option(help="The HTML file; DIR/report.html if not given.")] = None
+) -> None:
+    """Write one self-contained HTML page about one run or several."""
+    from promptfed.report import write_report
+
+    typer.echo(write_report(dirs, out))
+
+
+def generate(
+    folder: RunDir,
+    prompt: Annotated[str, typer.Argument(help="What to draw, with {} for the word.")] = "a photo of a {}",
+    client: Annotated[int | None, typer.Option(help="Draw this client's own word.")] = None,
+    kind: Annotated[WordKind | None, typer.Option(help="The global word, or a row for every client's own.")] = None,
+    out: Annotated[Path, typer.Option(help="The picture.")] = Path("grid.png"),
+    count: Annotated[int, typer.Option(min=1, help="Pictures of each word.")] = 8,
+    seed: Annotated[int, typer.Option(help="Another seed: other starting latents.")] = 0,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of denoising.")] = 30,
+    guidance: Annotated[float, typer.Option(help="How far to go beyond the text; 1: not at all.")] = 7.5,
+    device: Device = "",
+) -> None:
+    """Draw pictures of the word that a finished run of relic, fedti or their kind has learned.
+
+        promptfed generate runs/relic "an oil painting of {}" --client 3 --out grid.png
+
+    The n-th picture starts from the same latents whatever the run, the client and the prompt.
+    """
+    from promptfed.finished import open_run
+    from promptfed.generate import Brush
+    from promptfed.generate import generate as draw
+
+    brush = Brush(prompt, count, seed, steps, guidance)
+    rows = draw(open_run(folder, device), brush, out, kind=kind.value if kind else None, client=client)
+    say(f"{out}: {count} pictures of {', '.join(rows)}")
+
+
+def export(
+    folder: RunDir,
+    out: Annotated[Path, typer.Option(help="The file, ending in .safetensors.")] = Path("learned_embeds.safetensors"),
+    client: Annotated[int | None, typer.Option(help="This client's own word, not the global one.")] = None,
+    token: Annotated[str, typer.Option(help="What the word is called in prompts.")] = "<concept>",
+    prompt: Annotated[
+        str, typer.Option(help="The prompt for which a client's word is written; its scale depends on it.")
+    ] = "a photo of a {}",
+    device: Device = "",
+) -> None:
+    """Write the word of a finished run as a file that diffusers' load_textual_inversion and web interfaces load."""
+    from promptfed.export import export_word
+    from promptfed.finished import open_run
+
+    word = export_word(open_run(folder, device), out, token=token, client=client, prompt=prompt)
+    say(f"{out}: {token} has {len(word)} × {word.shape[-1]} numbers.")
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(help="model.safetensors, a site's run, or a simulated run's folder.")],
+    images: Annotated[list[Path], typer.Argument(help="Image files.", metavar="IMAGE...")],
+    client: Annotated[int | None, typer.Option(help="Of a simulated run: this client's model.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="Classes shown of each image.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+) -> None:
+    """Say what a trained model sees in images: their likeliest classes.
+
+    promptfed predict kits/street/state/runs/RUN photo.jpg
+    promptfed predict runs/pfedpt-fashion-shops-1 --client 3 photo.jpg
+    """
+    from promptfed.predict import load, to_json, to_table
+    from promptfed.predict import predict as ask
+
+    answers = ask(load(model, client, device), images, top)
+    if as_json:
+        typer.echo(to_json(answers))
+    else:
+        console.print(to_table(answers))
+
+
+def quality(
+    dirs: Dirs,
+    features: Annotated[str, typer.Option(help="clip, clip:WEIGHTS, inception:FILE or torchmetrics.")] = "clip",
+    count: Annotated[int, typer.Option(min=1, help="Pictures of the global word.")] = 50,
+    real: Annotated[int, typer.Option(min=1, help="Images it is compared with, at most.")] = 50,
+    against: Annotated[
+        Against, typer.Option(help="These are of the data set's training images, or of those the run's clients hold.")
+    ] = Against.ALL,
+    clients: Annotated[int, typer.Option(min=0, help="Clients whose words are measured, from the first.")] = 3,
+    own: Annotated[int, typer.Option(min=1, help="Pictures of a client's word.")] = 8,
+    every: Annotated[
+        int, typer.Option(min=0, help="Train once more and measure the global word every so many rounds.")
+    ] = 0,
+    prompt: Annotated[str, typer.Option(help="What to draw, with {} for the word.")] = "a photo of a {}",
+    seed: Annotated[int, typer.Option(help="Another seed: other starting latents.")] = 0,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of denoising.")] = 30,
+    guidance: Annotated[float, typer.Option(help="How far to go beyond the text; 1: not at all.")] = 7.5,
+    device: Device = "",
+    form: Annotated[Format, typer.Option("--format", help="How to write the table.")] = Format.terminal,
+) -> None:
+    """Measure the pictures of finished runs (FID, KID, likeness) and write quality.json into their folders.
+
+    All words are drawn from the same starting latents. Each row says how many images were compared.
+    """
+    from promptfed import quality as measures
+    from promptfed.finished import open_run
+    from promptfed.generate import Brush
+    from promptfed.report.measured import words
+
+    brush = Brush(prompt, count, seed, steps, guidance)
+    wish = measures.Wish(brush, features, real, clients, own, every, against.value)
+    print_table(words([measures.measure(open_run(folder, device), wish) for folder in dirs]), form)
+
+
+def audit(
+    dirs: Dirs,
+    clients: Annotated[int, typer.Option(min=1, help="Clients that are attacked, from the first.")] = 16,
+    features: Annotated[str, typer.Option(help="clip, clip:WEIGHTS, inception:FILE or torchmetrics.")] = "clip",
+    count: Annotated[int, typer.Option(min=1, help="Pictures drawn from an uploaded word.")] = 8,
+    seed: Annotated[int, typer.Option(help="Another seed: other starting latents.")] = 0,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of denoising.")] = 30,
+    device: Device = "",
+) -> None:
+    """Attack what clients send as a curious server would, and write audit.json into each run folder.
+
+    An uploaded word is drawn and compared with the clients' images; an uploaded model tells which classes a client
+    holds. Both may tell whose answer it is.
+    """
+    from promptfed import audit as attacks
+    from promptfed.finished import open_run
+    from promptfed.generate import Brush
+    from promptfed.report.measured import sentences
+
+    for folder in dirs:
+        found = attacks.audit(
+            open_run(folder, device), attacks.Attack(Brush(count=count, seed=seed, steps=steps), features, clients)
+        )
+        for sentence in (f"{folder}:", *sentences(found)):
+            say(sentence)
+
+
+def figure(
+    kind: Annotated[
+        str, typer.Argument(help="; ".join(f"{name}: {one.about}" for name, one in KINDS.items()), metavar="KIND")
+    ],
+    dirs: Dirs,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The picture, .png, .svg or .pdf; DIR/figures/KIND.png if not given.", metavar="FILE"),
+    ] = None,
+    client: Annotated[list[int] | None, typer.Option(help="Only this client; may be given several times.")] = None,
+) -> None:
+    """Draw a figure of a run's clients and models; its numbers go beside it, in a JSON file.
+
+    Without --out the figure also becomes part of the run's report:
+
+        promptfed figure grad-cam runs/pfedpt-fashion-shops-1 --client 0 --client 3
+    """
+    from promptfed.gallery import draw
+
+    typer.echo(draw(kind, dirs, out, client or ()))

@@ -1,0 +1,153 @@
+"""Commands that train: one run, the demo, a paper's table."""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from promptfed.cli.arguments import Format, Overrides, show_runs
+from promptfed.errors import PromptFedError
+from promptfed.terminal import complain, console, say
+
+if TYPE_CHECKING:
+    from promptfed.outcome import Outcome
+    from promptfed.runner import Result
+
+Source = Annotated[
+    str | None, typer.Argument(help="A recipe file, a shipped recipe, or a method's name.", metavar="RECIPE|METHOD")
+]
+
+
+def run(
+    source: Source = None,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder; runs/METHOD-DATASET-N if not given.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.", metavar="DIR")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:1; short for device=…")] = None,
+) -> None:
+    """Train a method and write a run folder with its numbers, checkpoint and report.
+
+    A bare method name runs on the embedded data set. Every key can be changed; a list runs once per value:
+
+        promptfed run pfedpt rounds=8 clients=6 partition.name=dirichlet partition.alpha=0.3 seed=[0,1,2]
+
+    A run that was stopped, by Ctrl-C or by anything worse, goes on with: promptfed run --resume DIR
+    """
+    from promptfed import config, runner
+
+    words = [*(overrides or []), *([f"device={device}"] if device else [])]
+    if source is not None and re.match(r"[\w.]+=", source):  # a key, not a path such as runs/seed=0/recipe.toml
+        words, source = [source, *words], None
+    if resume is not None:
+        recipe = runner.single(config.load(source or str(resume / "recipe.toml"), words)) if source or words else None
+        _guarded(resume, partial(runner.go_on, resume, recipe))
+        return
+    if source is None:
+        raise PromptFedError("Nothing to run: name a recipe or a method, for example promptfed run pfedpt.")
+    recipes = config.load(source, words)
+    folders = runner.sweep_folders(recipes, out)
+    for recipe, folder in zip(recipes, folders, strict=True):
+        _guarded(folder, partial(runner.start, recipe, folder), show=len(recipes) == 1)
+    if len(recipes) > 1:
+        show_runs(folders, Format.terminal)
+
+
+def _guarded(folder: Path, work: "Callable[[], Result]", show: bool = True) -> None:
+    """Run `work`; on Ctrl-C say how to go on."""
+    try:
+        result = work()
+    except KeyboardInterrupt:
+        complain(f"Stopped. Go on with: promptfed run --resume {folder}")
+        raise typer.Exit(130) from None
+    if show:
+        show_runs([result.folder], Format.terminal)
+        say(f"Run folder {result.folder}, report {result.folder / 'report.html'}")
+
+
+def demo(
+    seed: Annotated[int, typer.Option(help="Another seed: another partition, other starting weights.")] = 0,
+    out: Annotated[Path, typer.Option(help="Where the three run folders and the report go.")] = Path("runs/demo"),
+) -> None:
+    """Train Local, FedAvg and pFedPT on the same twenty clients of the embedded data set and compare them."""
+    from promptfed import runner
+    from promptfed.report import headline, read_run, write_report
+
+    try:
+        folders = runner.demo(seed, out)
+    except KeyboardInterrupt:
+        complain(f"Stopped. Go on with: promptfed demo --seed {seed} --out {out}")
+        raise typer.Exit(130) from None
+    console.print(headline([read_run(folder) for folder in folders]).to_rich())
+    page = write_report(folders, out / f"report-seed{seed}.html")
+    say(f"Report: {page.resolve()}")
+    say("Next: promptfed run demo/pfedpt method.size=[1,2,8] shows how wide the frame should be.")
+
+
+def reproduce(
+    table: Annotated[
+        str, typer.Argument(help="A shipped table such as pfedpg/t1-office, or a .table.toml file.", metavar="TABLE")
+    ],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Where all run folders go; runs/TABLE if not given.")] = None,
+    seeds: Annotated[str, typer.Option(help="The seeds of every cell, such as 0,1,2.")] = "0",
+    only: Annotated[str, typer.Option(help="Run these rows only.", metavar="ROW,ROW")] = "",
+    columns: Annotated[str, typer.Option(help="Run these columns only.", metavar="COLUMN,COLUMN")] = "",
+    workers: Annotated[int, typer.Option(help="Runs side by side, each in a process.")] = 1,
+    tune: Annotated[bool, typer.Option("--tune", help="Also try every row's grid on validation images.")] = False,
+    merge: Annotated[
+        list[Path] | None,
+        typer.Option(help="Take the finished runs of another --out of this table too.", metavar="DIR"),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:1; short for device=…")] = None,
+) -> None:
+    """Run a paper's whole table and print ours beside the paper's.
+
+    Keys change all cells, and what they change against the paper is listed under the table:
+
+        promptfed reproduce pfedpg/t1-office --seeds 0,1,2 --workers 4 backbone.weights=facebook/dinov2-small
+
+    Finished runs are not run again: give the same command once more to go on after a stop.
+    """
+    from promptfed.reproduce import Plan, find_table, parse_seeds
+    from promptfed.reproduce import reproduce as run_table
+    from promptfed.tables import failures
+
+    found = find_table(table)
+    plan = Plan(
+        out=out or Path("runs") / found.name,
+        overrides=(*(overrides or []), *([f"device={device}"] if device else [])),
+        seeds=parse_seeds(seeds),
+        rows=tuple(filter(None, only.split(","))),
+        columns=tuple(filter(None, columns.split(","))),
+        workers=workers,
+        tune=tune,
+        merge=tuple(merge or ()),
+    )
+    try:
+        outcome = run_table(found, plan)
+    except KeyboardInterrupt:
+        complain("Stopped. Give the same command again to go on.")
+        raise typer.Exit(130) from None
+    _show_table(outcome)
+    say(f"Table {plan.out / 'table.md'}, {plan.out / 'table.json'}")
+    if failures(outcome):
+        raise typer.Exit(1)
+
+
+def _show_table(outcome: "Outcome") -> None:
+    """Print a paper's table for a person, or as Markdown where nobody watches."""
+    from promptfed.tables import remarks, to_markdown, views
+
+    if not console.is_terminal:
+        typer.echo(to_markdown(outcome))
+        return
+    for title, shown in views(outcome):
+        say(f"\n{outcome['title']} – {title}" if len(outcome["columns"]) > 1 else f"\n{outcome['title']}")
+        console.print(shown.to_rich(console.width))
+    for heading, sentences in remarks(outcome).items():
+        say(f"\n{heading}")
+        for sentence in sentences:
+            say(f"- {sentence}")
