@@ -45,6 +45,17 @@ def test_the_global_word_is_the_servers(relic: Finished, tmp_path: Path) -> None
     assert size(tmp_path / "grid.png") == (3 * (SIDE + 2) + 2, SIDE + 4)
 
 
+def test_the_word_of_every_round_is_kept(relic: Finished, tmp_path: Path) -> None:
+    pictures = generate(relic, Brush(count=1), tmp_path / "grid.png", rounds=(1, 2))
+    assert list(pictures) == ["global after round 1", "global after round 2"]
+    first, last = (row[0] for row in pictures.values())
+    torch.testing.assert_close(last, painted(relic.loop.server["word"]))
+    shorter = open_run(inverted("relic", tmp_path / "shorter", "rounds=1"))
+    torch.testing.assert_close(first, painted(shorter.loop.server["word"]), rtol=0, atol=0)
+    assert not first.equal(last)
+    assert size(tmp_path / "grid.png") == (SIDE + 4, 2 * (SIDE + 2) + 2)
+
+
 def test_a_clients_word_is_made_its_own_by_its_branches(relic: Finished, tmp_path: Path) -> None:
     pictures = generate(relic, Brush(count=1), tmp_path / "grid.png", client=2)
     down, personal = relic.own(2)
@@ -106,6 +117,10 @@ def test_what_cannot_be_drawn_is_said(relic: Finished, alone: Finished, tmp_path
     ):
         with pytest.raises(PromptFedError, match=sentence):
             generate(run, Brush(count=1), out, kind=kind, client=client)  # type: ignore[arg-type]
+    with pytest.raises(PromptFedError, match="has words of rounds 1 … 2, not of round 3"):
+        generate(relic, Brush(count=1), out, rounds=(3,))
+    with pytest.raises(PromptFedError, match="Only the global word is kept"):
+        generate(relic, Brush(count=1), out, client=1, rounds=(1,))
     with pytest.raises(PromptFedError, match="no ending of a picture"):
         generate(relic, Brush(count=1), tmp_path / "grid.nothing")
     with pytest.raises(PromptFedError, match="is a run of fedavg, which learns no word"):

@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import cast
 
 import torch
+from torch import Tensor
 
 from promptfed import config, runner, tree
 from promptfed.errors import PromptFedError
 from promptfed.federation.loop import Loop
+from promptfed.federation.store import read_tree
 from promptfed.method import Inversion, Task, TextToImage, text_to_image
 from promptfed.record import Record
 from promptfed.runner import Plan
@@ -34,16 +36,13 @@ class Finished:
         down = tree.row(self.loop.method.download(self.task, self.loop.server, torch.tensor([client])), 0)
         return down, tree.to(self.loop.store.get(client), self.loop.device)
 
-    def again(self, folder: Path) -> Loop:
-        """Return the same run before its first round, to train once more in an empty folder; it is tested at the end.
-
-        It comes to the same state in every round, since a run is a function of its recipe.
-        """
-        recipe = self.plan.recipe
-        rarely = recipe.evaluate | {"every": max(1, recipe.rounds)}
-        return runner.make_loop(
-            replace(self.plan, recipe=replace(recipe, evaluate=rarely)), Record.create(folder, "", {})
-        )
+    def word(self, finished: int) -> Tensor:
+        """Return the server's word [v, W] as it was after so many rounds."""
+        path = self.loop.record.words / f"{finished:06d}.safetensors"
+        if not path.is_file():
+            known = f"1 … {self.loop.finished}"
+            raise PromptFedError(f"{self.folder} has words of rounds {known}, not of round {finished}.")
+        return read_tree(path)["word"].to(self.loop.device)
 
 
 def open_run(folder: Path, device: str = "") -> Finished:

@@ -38,12 +38,12 @@ class Brush:
 # -- words ------------------------------------------------------------------------------------------------------------
 
 
-def global_word(run: Finished) -> Tensor:
-    """Return u [v, W], which the server has."""
+def global_word(run: Finished, after: int | None = None) -> Tensor:
+    """Return u [v, W], which the server has, or had after so many rounds."""
     method, _ = inverted(run)
     if not method.shared:
         raise PromptFedError(f"In {run.folder} every client has a word of its own and the server none; add --client 0.")
-    return run.loop.server["word"]
+    return run.loop.server["word"] if after is None else run.word(after)
 
 
 def client_word(run: Finished, client: int, prompt: str) -> Tensor:
@@ -91,15 +91,26 @@ def draw_all(run: Finished, words: Mapping[str, Tensor], brush: Brush) -> dict[s
 
 
 def generate(
-    run: Finished, brush: Brush, out: Path, *, kind: Kind | None = None, client: int | None = None
+    run: Finished,
+    brush: Brush,
+    out: Path,
+    *,
+    kind: Kind | None = None,
+    client: int | None = None,
+    rounds: Sequence[int] = (),
 ) -> dict[str, Tensor]:
     """Draw the global word, or one client's, or with kind "client" alone every client's; write them as a grid.
 
+    With `rounds` the global word is drawn as it was after each of them.
     The grid has a row for each word, in the order of what is returned.
     """
     if kind == "global" and client is not None:
         raise PromptFedError("The global word is no client's: leave out --client, or --kind global.")
-    if client is not None:
+    if rounds and (client is not None or kind == "client"):
+        raise PromptFedError("Only the global word is kept of every round: leave out --client and --kind, or --round.")
+    if rounds:
+        words = {f"global after round {number}": global_word(run, number) for number in rounds}
+    elif client is not None:
         words = {f"client {client}": client_word(run, client, brush.prompt)}
     elif kind == "client":
         everyone = run.loop.everyone.tolist()

@@ -8,7 +8,6 @@ of few clients and of many stand side by side. Compared with what the run's own 
 
 import importlib
 import math
-import tempfile
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -27,8 +26,7 @@ from promptfed.data.dataset import Indices
 from promptfed.errors import PromptFedError, choice
 from promptfed.files import write_json
 from promptfed.finished import Finished, check_client, inverted
-from promptfed.generate import Brush, client_word, draw, draw_all, global_word
-from promptfed.progress import bar
+from promptfed.generate import Brush, client_word, draw_all, global_word
 
 FILE = "quality.json"
 FEATURES = ("clip", "clip:WEIGHTS", "inception:FILE", "torchmetrics")
@@ -217,7 +215,7 @@ class Wish:
     real: int = 50  # images that the global word is compared with, at most
     clients: int = 3  # the first so many, each compared with its own images
     own: int = 8  # pictures drawn of a client's word
-    every: int = 0  # rounds between measurements of the global word, training once more; 0: only at the end
+    every: int = 0  # rounds between measurements of the global word on the way; 0: only at the end
     against: Against = "all"  # whose images the global word is compared with: the data set's, or the run's clients'
 
 
@@ -225,15 +223,14 @@ def measure(run: Finished, wish: Wish) -> Line:
     """Measure a finished run's words, write quality.json into its folder and return what is in it."""
     method, _ = inverted(run)
     features = find_features(wish.features, run.plan.dataset.classes, run.loop.device)
-    lines = []
+    lines, curve = list[Line](), list[Line]()
     if method.shared:
         judge = Judge(run, features, chosen(real_images(run, wish.against), wish.real))
-        curve = _curve(run, judge, wish) if wish.every else []
         # a name of its own: tables of FID take "global" alone, so that all their rows are compared alike
         kind = "global" if wish.against == "all" else "global own"
-        lines.append({"word": kind, **judge(draw_all(run, {"": global_word(run)}, wish.brush)[""])})
-    else:
-        curve = []
+        end = judge(draw_all(run, {"": global_word(run)}, wish.brush)[""])
+        lines.append({"word": kind, **end})
+        curve = [*_before(run, judge, wish), {"round": run.loop.finished, **end}] if wish.every else []
     clients = list(range(min(wish.clients, len(run.loop.shards))))
     lines += _clients(run, features, clients, replace(wish.brush, count=wish.own))
     found = {
@@ -332,16 +329,7 @@ def _clients(run: Finished, features: Features, clients: Sequence[int], brush: B
     return lines
 
 
-def _curve(run: Finished, judge: Judge, wish: Wish) -> list[Line]:
-    """Train once more from the recipe, which gives the same words, and measure the global one on the way."""
-    lines: list[Line] = []
-    with tempfile.TemporaryDirectory() as folder, bar("rounds", run.loop.settings.total) as advance:
-        again = run.again(Path(folder) / "again")
-
-        def look(line: Line) -> None:
-            advance(1)
-            if line["round"] % wish.every == 0 or line["round"] == again.settings.total:
-                lines.append({"round": line["round"], **judge(draw(run, again.server["word"], wish.brush))})
-
-        again.run(lambda: None, look)
-    return lines
+def _before(run: Finished, judge: Judge, wish: Wish) -> list[Line]:
+    """Measure the global word as it was on the way, without the last round's."""
+    words = {str(number): run.word(number) for number in range(wish.every, run.loop.finished, wish.every)}
+    return [{"round": int(name), **judge(drawn)} for name, drawn in draw_all(run, words, wish.brush).items()]

@@ -1,6 +1,6 @@
 """The run folder: what other programs read, and the checkpoint a killed run resumes from.
 
-    recipe.toml  partition.json  rounds.jsonl  summary.json  env.json  pictures/  checkpoint/  report.html
+    recipe.toml  partition.json  rounds.jsonl  summary.json  env.json  pictures/  words/  checkpoint/  report.html
 
 `checkpoint/state.json` is the commit point. It is replaced in one step and names every file that counts, so a run
 killed at any instant finds either the old state or the new one; lines of rounds.jsonl beyond it are made again.
@@ -26,6 +26,7 @@ class Record:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.checkpoint = folder / "checkpoint"
+        self.words = folder / "words"
         self.rounds: list[Line] = []
 
     @classmethod

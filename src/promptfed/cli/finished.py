@@ -49,6 +49,10 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="What to draw, with {} for the word.")] = "a photo of a {}",
     client: Annotated[int | None, typer.Option(help="Draw this client's own word.")] = None,
     kind: Annotated[WordKind | None, typer.Option(help="The global word, or a row for every client's own.")] = None,
+    after: Annotated[
+        list[int] | None,
+        typer.Option("--round", help="The global word after this round; may be given several times.", metavar="N"),
+    ] = None,
     out: Annotated[Path, typer.Option(help="The picture.")] = Path("grid.png"),
     count: Annotated[int, typer.Option(min=1, help="Pictures of each word.")] = 8,
     seed: Annotated[int, typer.Option(help="Another seed: other starting latents.")] = 0,
@@ -67,7 +71,8 @@ def generate(
     from promptfed.generate import generate as draw
 
     brush = Brush(prompt, count, seed, steps, guidance)
-    rows = draw(open_run(folder, device), brush, out, kind=kind.value if kind else None, client=client)
+    run = open_run(folder, device)
+    rows = draw(run, brush, out, kind=kind.value if kind else None, client=client, rounds=after or ())
     say(f"{out}: {count} pictures of {', '.join(rows)}")
 
 
@@ -122,9 +127,7 @@ def quality(
     ] = Against.ALL,
     clients: Annotated[int, typer.Option(min=0, help="Clients whose words are measured, from the first.")] = 3,
     own: Annotated[int, typer.Option(min=1, help="Pictures of a client's word.")] = 8,
-    every: Annotated[
-        int, typer.Option(min=0, help="Train once more and measure the global word every so many rounds.")
-    ] = 0,
+    every: Annotated[int, typer.Option(min=0, help="Also measure the global word as it was every so many rounds.")] = 0,
     prompt: Annotated[str, typer.Option(help="What to draw, with {} for the word.")] = "a photo of a {}",
     seed: Annotated[int, typer.Option(help="Another seed: other starting latents.")] = 0,
     steps: Annotated[int, typer.Option(min=1, help="Steps of denoising.")] = 30,

@@ -124,6 +124,7 @@ class Loop:
         while self.finished < self.settings.total:
             server, line = self.round(self.finished)
             with uninterrupted():
+                self._keep_word(server, self.finished + 1)
                 self.record.append(line)  # first: if the disk is full, the round has not happened
                 self.server = server
                 self.store.seal()
@@ -134,6 +135,12 @@ class Loop:
                 done = time.monotonic()
                 # large models take long to write: no more than a twentieth of the time goes into it
                 next_save = done + max(self.settings.checkpoint_seconds, SAVING * (done - began))
+
+    def _keep_word(self, server: Tree, finished: int) -> None:
+        """Keep the word of every round: it is small, and people want to see it grow."""
+        if self.method.inverts and "word" in server:
+            self.record.words.mkdir(exist_ok=True)
+            write_tree(self.record.words / f"{finished:06d}.safetensors", {"word": server["word"]})
 
     def round(self, t: int) -> tuple[Tree, Line]:
         """Run round `t`; return the next server tree and the round's line of the record."""
