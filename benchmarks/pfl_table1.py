@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from round_speed import loop_of, made_up
 
-from promptfed import runner
+from promptfed import planning
 from promptfed.data.dataset import Dataset
 
 
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--device", default="auto")
     args = parser.parse_args()
-    device = runner.pick_device(args.device).type
+    device = planning.pick_device(args.device).type
     whole, plain = (ours(args.rounds, device, every) for every in (10, args.rounds + 500))
     print("| simulator | s a round, evaluation every 10 rounds | without evaluation |\n|---|--:|--:|")
     print(f"| PromptFed, stacked, {device} | {whole:.4f} | {plain:.4f} |")

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import torch
 
-from promptfed import config, runner
+from promptfed import config, planning, runner
 from promptfed.data import open_dataset
 from promptfed.data.partition import make_partition
 from promptfed.errors import PromptFedError
@@ -69,10 +69,10 @@ def poisoned_loop(words: Sequence[str], poisoned: int, factor: float, folder: Pa
     dataset = open_dataset(**recipe.data)
     rule = {key: value for key, value in recipe.partition.items() if key != "name"}
     partition = make_partition(recipe.partition["name"], rule, dataset, recipe.clients, recipe.seed)
-    device = runner.pick_device(recipe.device)
-    task = runner.make_task(recipe, dataset, device)
-    plan = runner.Plan(recipe, method, dataset, partition, task, device)
-    return runner.make_loop(plan, Record.create(folder, config.dump(recipe), {}))
+    device = planning.pick_device(recipe.device)
+    task = planning.make_task(recipe, dataset, device)
+    plan = planning.Plan(recipe, method, dataset, partition, task, device)
+    return planning.make_loop(plan, Record.create(folder, config.dump(recipe), {}))
 
 
 def accuracy(words: Sequence[str], poisoned: int, factor: float = -10.0, honest: int = 2) -> float | None:

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from promptfed import config, runner
+from promptfed import config, planning
 from promptfed.backbones.pretrained import LoadedViT, Precision, ViT
 from promptfed.data.dataset import Dataset
 from promptfed.data.partition import make_partition
@@ -89,9 +89,9 @@ def loop_of(setting: Setting, data: Dataset, precision: Precision, fleet: str, s
     backbone = ViT(base.shape, CLASSES, "random", 0, precision).loaded(base.form, base.pretrained, device)
     task = Task(backbone, data.classes, recipe.clients)
     partition = make_partition("iid", {}, data, recipe.clients, 0)
-    plan = runner.Plan(recipe, config.build_method(recipe), data, partition, task, device)
+    plan = planning.Plan(recipe, config.build_method(recipe), data, partition, task, device)
     with tempfile.TemporaryDirectory() as folder:
-        yield runner.make_loop(plan, Record.create(Path(folder) / "run", config.dump(recipe), {}))
+        yield planning.make_loop(plan, Record.create(Path(folder) / "run", config.dump(recipe), {}))
     task.captured.clear()  # recorded steps keep their memory
     gc.collect()
     torch.cuda.empty_cache()
@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=["speed", "memory", "loss"], help="one of the tables")
     args = parser.parse_args()
-    device = runner.pick_device(args.device).type
+    device = planning.pick_device(args.device).type
     setting = Setting(device, args.clients, args.batch, args.tokens, args.steps)
     data = setting.images()
     if args.only in (None, "speed"):

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from promptfed import config, keys, runner
+from promptfed import config, keys, planning
 from promptfed.data.dataset import Dataset
 from promptfed.data.partition import make_partition
 from promptfed.federation.loop import Loop
@@ -39,10 +39,10 @@ def loop_of(words: list[str], name: str, data: Dataset, folder: Path) -> Loop:
     """Return the round loop of a recipe on `data`, divided equally."""
     recipe = config.load(name, words)[0]
     partition = make_partition("iid", {}, data, recipe.clients, 0)
-    device = runner.pick_device(recipe.device)
-    task = runner.make_task(recipe, data, device)
-    plan = runner.Plan(recipe, config.build_method(recipe), data, partition, task, device)
-    return runner.make_loop(plan, Record.create(folder, config.dump(recipe), {}))
+    device = planning.pick_device(recipe.device)
+    task = planning.make_task(recipe, data, device)
+    plan = planning.Plan(recipe, config.build_method(recipe), data, partition, task, device)
+    return planning.make_loop(plan, Record.create(folder, config.dump(recipe), {}))
 
 
 def seconds_a_round(loop: Loop, rounds: int) -> float:
@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     data = made_up(args.clients * args.images)
-    device = runner.pick_device(args.device).type
+    device = planning.pick_device(args.device).type
     common = [f"clients={args.clients}", f"device={device}", f"method.epochs={args.epochs}", "evaluate.after=false"]
     print(f"{args.clients} clients × {args.images} images, batch 16, {args.epochs} epochs, {device}\n")
     print("| backbone | method | fleet | s a round | images/s |\n|---|---|---|--:|--:|")

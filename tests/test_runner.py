@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from promptfed import config, local, runner, tree
+from promptfed import config, local, planning, runner, tree
 from promptfed.config import Recipe
 from promptfed.data.npz import read_npz
 from promptfed.data.shares import Partition
@@ -352,6 +352,6 @@ def test_stacked_and_one_by_one_agree(images: Path, tmp_path: Path) -> None:
 
 
 def test_a_device_is_picked() -> None:
-    assert runner.pick_device("cpu").type == "cpu"
+    assert planning.pick_device("cpu").type == "cpu"
     (recipe,) = config.load("fedavg", ["device=cpu"])
     assert replace(recipe, device="auto").hash == recipe.hash

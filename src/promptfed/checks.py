@@ -28,8 +28,8 @@ from promptfed.data.partition import Partition
 from promptfed.errors import PromptFedError, choice
 from promptfed.federation.loop import Loop
 from promptfed.method import Backbone, Method, Task
+from promptfed.planning import Plan, make_loop
 from promptfed.record import Record
-from promptfed.runner import Plan, make_loop
 from promptfed.tree import Tree
 
 SIZES = (9, 40, 3, 24)  # unequal clients, one of them with fewer images than a batch and a single class

@@ -7,13 +7,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from promptfed import config, runner, tree
+from promptfed import config, planning, runner, tree
 from promptfed.errors import PromptFedError
 from promptfed.federation.loop import Loop
 from promptfed.federation.store import read_tree
 from promptfed.method import Inversion, Task, TextToImage, text_to_image
+from promptfed.planning import Plan
 from promptfed.record import Record
-from promptfed.runner import Plan
 from promptfed.tree import Tree
 
 
@@ -52,12 +52,12 @@ def open_run(folder: Path, device: str = "") -> Finished:
     if not (folder / "summary.json").is_file():
         raise PromptFedError(f"{folder} is not finished; go on with promptfed run --resume {folder}.")
     recipe = runner.single(config.load(str(folder / "recipe.toml")))
-    plan = runner.prepare(replace(recipe, device=device or recipe.device), None, folder / "partition.json")
+    plan = planning.prepare(replace(recipe, device=device or recipe.device), None, folder / "partition.json")
     record = Record(folder)
     state = record.state(recipe.hash, plan.partition.hash)
     if state is None:
         raise PromptFedError(f"{folder} has no checkpoint, so what it learned is gone.")
-    loop = runner.make_loop(plan, record)
+    loop = planning.make_loop(plan, record)
     loop.restore(state, rewind=False)
     return Finished(folder, plan, loop)
 

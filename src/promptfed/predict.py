@@ -27,7 +27,8 @@ from promptfed.federation.store import read_tree, write_tree
 from promptfed.files import write_json
 from promptfed.finished import Finished, check_client, open_run
 from promptfed.method import Method, Task
-from promptfed.runner import make_task, pick_device, single
+from promptfed.planning import make_task, pick_device
+from promptfed.runner import single
 from promptfed.tree import Tree
 
 FORMAT = 1

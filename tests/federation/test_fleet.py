@@ -17,8 +17,8 @@ from promptfed.method import Method
 from promptfed.methods.fedavg import FedAvg
 from promptfed.methods.local_only import Local
 from promptfed.methods.pfedpt import PFedPT
+from promptfed.planning import Plan, make_loop, make_task
 from promptfed.record import Record
-from promptfed.runner import Plan, make_loop, make_task
 from promptfed.tree import Tree
 from toys import shares
 

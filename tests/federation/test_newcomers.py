@@ -18,8 +18,9 @@ from promptfed.method import Method, Task
 from promptfed.methods.fedavg import FedAvg
 from promptfed.methods.local_only import Local
 from promptfed.methods.pfedpg import PFedPG
+from promptfed.planning import Plan, make_loop
 from promptfed.record import Record
-from promptfed.runner import Plan, Result, make_loop, run
+from promptfed.runner import Result, run
 from promptfed.tree import Tree
 from test_runner import plain, write_images
 from toys import shares

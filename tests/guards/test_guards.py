@@ -23,8 +23,8 @@ from promptfed.method import Method, Task
 from promptfed.methods.fedavg import FedAvg
 from promptfed.methods.local_only import Local
 from promptfed.methods.pfedpg import PFedPG
+from promptfed.planning import Plan, make_loop
 from promptfed.record import Record
-from promptfed.runner import Plan, make_loop
 from promptfed.tree import Tree
 from toys import Linear, dataset, shares
 

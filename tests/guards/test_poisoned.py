@@ -14,8 +14,8 @@ from promptfed.config import Recipe
 from promptfed.data.dataset import Dataset
 from promptfed.data.shares import Partition
 from promptfed.method import Task
+from promptfed.planning import Plan, make_loop
 from promptfed.record import Record
-from promptfed.runner import Plan, make_loop
 from toys import Linear, shares
 
 MARGIN = 0.05  # of accuracy: how far two poisoned clients of ten may move a run under a robust rule

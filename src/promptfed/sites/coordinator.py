@@ -27,9 +27,10 @@ from promptfed.guards import Guards
 from promptfed.guards.guard import Handed
 from promptfed.guards.secure import SecureSum
 from promptfed.options import make
+from promptfed.planning import pick_device
 from promptfed.record import Line, Record
 from promptfed.report import write_report
-from promptfed.runner import environment, pick_device
+from promptfed.runner import environment
 from promptfed.sites.place import Place, blank, read_recipe, settle
 from promptfed.sites.post import RETRY_SECONDS, Events, Post, Terms
 from promptfed.sites.remote import Expected, Remote

@@ -19,8 +19,9 @@ from promptfed.federation.loop import rng_for
 from promptfed.federation.store import Store
 from promptfed.guards import Guards
 from promptfed.method import Method, Task
+from promptfed.planning import Plan, make_loop, make_task, pick_device
 from promptfed.record import Record
-from promptfed.runner import Plan, make_loop, make_task, pick_device, single
+from promptfed.runner import single
 from promptfed.tree import Tree
 
 
