@@ -9,20 +9,26 @@ from typing import Any
 import pytest
 
 from promptfed.tables import read_table, to_markdown
+from small_tables import run, small_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 TABLES = sorted(path.name for kind in ("pfedpg", "fedapt") for path in RESULTS.glob(f"{kind}-*"))
 
 
-@pytest.fixture(scope="module")
-def results() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("results", ROOT / "tools" / "results.py")
+def tool(name: str) -> ModuleType:
+    """Return one of the tools as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def results() -> ModuleType:
+    return tool("results")
 
 
 def means(folder: str, kind: str = "ours") -> dict[str, float]:
@@ -58,20 +64,32 @@ def test_the_readme_opens_with_the_demo_as_it_came_out() -> None:
         assert f"| {100 * accuracy['mean']:.2f} | {100 * accuracy['worst']:.2f} |" in readme
 
 
-@pytest.mark.parametrize("folder", TABLES)
-def test_a_table_is_what_its_runs_say(folder: str) -> None:
-    found = read_table(RESULTS / folder)
-    assert (RESULTS / folder / "table.md").read_text(encoding="utf-8") == to_markdown(found)
-    runs: dict[str, dict[str, Any]] = json.loads((RESULTS / folder / "runs.json").read_text(encoding="utf-8"))
-    by_hash = {(run["recipe_hash"], run["seed"]): run for run in runs.values()}
+def assert_told_by_its_runs(folder: Path) -> None:
+    """Assert that every number of a kept table is that of one of its runs."""
+    found = read_table(folder)
+    assert (folder / "table.md").read_text(encoding="utf-8") == to_markdown(found)
+    runs: dict[str, dict[str, Any]] = json.loads((folder / "runs.json").read_text(encoding="utf-8"))
+    by_hash = {(one["recipe_hash"], one["seed"]): one for one in runs.values()}
     shown = 0
     for entry in found["rows"]:
         for ours in [entry["ours"], *([entry["tuned"]["ours"]] if entry["tuned"] else [])]:
             for seed, mean in ours["by_seed"].items():
-                run = by_hash[ours["recipe_hashes"][seed], int(seed)]
-                assert mean == pytest.approx(100 * run["mean"], abs=1e-3)
+                one = by_hash[ours["recipe_hashes"][seed], int(seed)]
+                assert mean == pytest.approx(100 * one["mean"], abs=1e-3)
                 shown += 1
     assert shown
+
+
+@pytest.mark.parametrize("folder", TABLES)
+def test_a_table_is_what_its_runs_say(folder: str) -> None:
+    assert_told_by_its_runs(RESULTS / folder)
+
+
+def test_a_table_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(small_table(tmp_path), tmp_path / "out", "--columns", "iid", "--seeds", "0,1").code == 0
+    assert tool("keep_table").keep(tmp_path / "out", tmp_path / "kept") == 4
+    assert_told_by_its_runs(tmp_path / "kept")
 
 
 def test_what_came_of_pfedpgs_claims() -> None:

@@ -1,0 +1,39 @@
+"""Keep what a table's runs came to, small enough to commit: table.json and table.md, and runs.json with a line a run.
+
+    python tools/keep_table.py runs/pfedpg-t1-office docs/results/pfedpg-office
+
+`tools/results.py` prints the tables of docs/results.md from these files.
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from promptfed.outcome import headline, with_quality
+
+
+def keep(table: Path, out: Path) -> int:
+    """Copy a finished table's files from the folder of its runs; return how many runs it has."""
+    out.mkdir(parents=True, exist_ok=True)
+    for name in ("table.json", "table.md"):
+        shutil.copy(table / name, out / name)
+    measure = json.loads((table / "table.json").read_text(encoding="utf-8"))["measures"][0]
+    lines = []
+    for path in sorted(table.rglob("summary.json")):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        shown = headline(with_quality(found, path.parent), measure)
+        line = {key: found[key] for key in ("seed", "rounds", "recipe_hash")}
+        line |= {"mean": _short(shown["mean"]), "per_client": [_short(value) for value in shown["per_client"]]}
+        name = path.parent.relative_to(table).as_posix()
+        lines.append(f"{json.dumps(name)}: {json.dumps(line | {'seconds': found['seconds']})}")
+    (out / "runs.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    return len(lines)
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)
+
+
+if __name__ == "__main__":
+    print(f"{keep(Path(sys.argv[1]), Path(sys.argv[2]))} runs")
