@@ -95,6 +95,7 @@ LATER = {
     "partition.repeat": False,
     "partition.unseen": "",
     "method.tune_epochs": 0,
+    "method.test_prompt": "own",
 }
 TABLES = ("method", "prompt", "data", "partition", "backbone", "fleet", "evaluate", "guards")
 

@@ -466,6 +466,34 @@ def test_joining_without_a_generator_changes_nothing() -> None:
     assert method.join(TASK, server, torch.tensor([2]), delta(1.0), torch.ones(1)) is server
 
 
+# -- Table 4's row P_base -----------------------------------------------------------------------------------------
+
+
+def test_clients_are_tested_with_the_basis_and_trained_as_ever() -> None:
+    own, base = PFedPG(tokens=1), PFedPG(tokens=1, test_prompt="basis")
+    down = base.download(TASK, single(), BOTH)
+    assert down["basis"].tolist() == [[[2.0]], [[2.0]]]
+    torch.testing.assert_close({"prompt": down["prompt"]}, own.download(TASK, single(), BOTH))
+    data = numbered([2]).data([0], 0, stacked=False)
+    alone = prompt(0.5) | {"basis": prompt(-1.0)["prompt"]}
+    for one, other in zip(base.fit(TASK, alone, head(), data), own.fit(TASK, prompt(0.5), head(), data), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    tested = base.adapt(TASK, alone, head(), data)
+    torch.testing.assert_close(tested, head() | {"prompt": alone["basis"]}, rtol=0, atol=0)
+
+
+def test_without_a_basis_a_client_is_tested_with_its_own_prompt() -> None:
+    method = PFedPG(tokens=1, generator="mlp", test_prompt="basis")
+    server = method.init_server(task(Tokens8(), 2), rng())
+    assert list(method.download(TASK, server, BOTH)) == ["prompt"]
+
+
+def test_the_row_of_table_4_trains_nothing_of_its_own() -> None:
+    rows = {row: config.load(f"pfedpg/t4-generator/office/{row}")[0] for row in ("pfedpg", "p-base")}
+    assert rows["pfedpg"].hash != rows["p-base"].hash
+    assert config.training(rows["pfedpg"]).hash == config.training(rows["p-base"]).hash
+
+
 # -- what a person sees -------------------------------------------------------------------------------------------
 
 

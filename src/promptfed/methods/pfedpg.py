@@ -30,6 +30,7 @@ class PFedPG(Method):
     name: ClassVar[str] = "pfedpg"
     backbone: ClassVar[str] = "vit"
     needs_rows: ClassVar[bool] = True
+    testing: ClassVar[tuple[str, ...]] = ("test_prompt",)
     presets: ClassVar = {
         "paper": {"optimiser": "sgd", "server_lr": 1e-3},  # as printed; the generator hardly moves in 100 rounds
         "tuned": {"optimiser": "adam", "server_lr": 1e-3},
@@ -48,6 +49,7 @@ class PFedPG(Method):
     optimiser: Literal["sgd", "adam"] = "sgd"
     server_lr: Positive = 1e-3
     sign: Literal["descend", "printed"] = "descend"  # eq. 4 and 5 as printed push prompts away from the tuned ones
+    test_prompt: Literal["own", "basis"] = "own"  # Table 4's row P_base: the basis in place of P_n, untuned, with H_n
     join_lr: Positive = 0.05
     join_steps: Count = 50
 
@@ -82,13 +84,16 @@ class PFedPG(Method):
     # -- one round, in the order it happens -------------------------------------
     def download(self, task: Task, server: Tree, clients: Tensor) -> Tree:
         """Eq. 3: P_n = G(P_base, d_n); neither the generator nor a descriptor leaves the server."""
-        return {"prompt": self.generate(server, clients)}
+        down = {"prompt": self.generate(server, clients)}
+        if self.test_prompt == "basis" and "basis" in server:
+            down["basis"] = server["basis"].expand(len(clients), -1, -1)
+        return down
 
     def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
         """Eq. 2: tune P_n and H_n on local data; report ΔP_n = P̃_n − P_n, keep H_n."""
         batches = data.batches(size=self.batch, epochs=self.epochs)
         rates = local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
-        tuned = local.sgd(self.loss, task, down, down | personal, batches, **rates)
+        tuned = local.sgd(self.loss, task, down, tree.pick(down, ("prompt",)) | personal, batches, **rates)
         return {"delta": tuned["prompt"] - down["prompt"]}, tree.pick(tuned, personal)
 
     def aggregate(self, task: Task, server: Tree, clients: Tensor, up: Tree, weights: Tensor) -> Tree:
@@ -164,7 +169,9 @@ class PFedPG(Method):
         return personal | {"prompt": down["prompt"] + up["delta"]}
 
     def adapt(self, task: Task, down: Tree, personal: Tree, data: Data) -> Tree:
-        """Return what a client deploys: the prompt it received, tuned once more, and its head."""
+        """Return what a client deploys: the prompt it received, tuned once more, and its head; or P_base as it is."""
+        if "basis" in down:
+            return personal | {"prompt": down["basis"]}
         up, head = self.fit(task, down, personal, data)
         return self.trained(task, down, head, up)
 
