@@ -128,8 +128,9 @@ def _accuracies(found: Domains, where: str) -> Figure:
         return (row[key] - low) / (high - low) if high > low else 0.0, f"{row[key]:.1f}", tip
 
     own = [
-        name in found.keys and row[found.keys.index(name)] == max(row)
+        row[found.keys.index(name)] == max(row)
         for row, name in zip(found.right, found.domains, strict=True)
+        if name in found.keys
     ]
     each = ", ".join(
         f"{name} {100 * right / count:.1f}"
@@ -137,8 +138,8 @@ def _accuracies(found: Domains, where: str) -> Figure:
     )
     caption = (
         f"{where}Accuracy of the one model on a domain's test images under each key alone, in percent; the darkest "
-        f"cell of a row is that domain's best key, its own in {sum(own)} of {len(own)} domains. "
-        f"With the key that each image chooses: {each}."
+        f"cell of a row is that domain's best key, its own in {sum(own)} of {len(own)} domains that have one. "
+        f"With the keys that each image chooses, mixed by fast inference: {each}."
     )
     return Figure(Markup(_grid(found, "Accuracy under each key", told)), Markup(), (), caption)
 
