@@ -278,6 +278,12 @@ def test_divergence(method: str, images: Path, tmp_path: Path) -> None:
     assert "Training diverged in round 1" in sentence(promptfed("run", "--resume", tmp_path / "run"))
 
 
+def test_divergence_under_noise_names_what_scales_it(images: Path, tmp_path: Path) -> None:
+    guards = ["guards.clip=1e30", "guards.noise=1e9"]
+    done = promptfed("run", "fedavg", *tiny(images), *guards, "--out", tmp_path / "run")
+    assert "lower method.lr or, since guards.noise is in units of it, guards.clip." in sentence(done)
+
+
 def test_divergence_keeps_the_last_good_checkpoint(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

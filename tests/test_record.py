@@ -54,6 +54,32 @@ def test_append_and_rewind(record: Record) -> None:
     assert path.read_text().count("\n") == 3
 
 
+def test_lines_of_two_processes_are_refused(record: Record) -> None:
+    for number in (1, 2, 2, 3):
+        record.append({"round": number})
+    assert len(Record.reopen(record.folder).read(2)) == 2
+    with pytest.raises(PromptFedError, match="is damaged within its first 3 rounds"):
+        Record.reopen(record.folder).read(3)
+
+
+def test_a_folder_is_held_by_one(record: Record) -> None:
+    with record.held():
+        with (
+            pytest.raises(PromptFedError, match=r"Another process is at work in .*run; wait"),
+            Record.reopen(record.folder).held(),
+        ):
+            pass
+        record.append({"round": 1})
+    with Record.reopen(record.folder).held():
+        assert len(record.rounds) == 1
+
+
+def test_create_refuses_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("here")
+    with pytest.raises(PromptFedError, match="is a file, not a folder"):
+        Record.create(tmp_path / "file", "", {})
+
+
 def test_reading_leaves_the_file_as_it_is(record: Record) -> None:
     for number in (1, 2, 3):
         record.append({"round": number})

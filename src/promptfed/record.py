@@ -9,15 +9,22 @@ killed at any instant finds either the old state or the new one; lines of rounds
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from promptfed.errors import PromptFedError
 from promptfed.files import write_json, write_text
 
+try:
+    import fcntl
+except ImportError:  # Windows, where nothing is held
+    fcntl = None  # type: ignore[assignment]
+
 Line = dict[str, Any]
 FORMAT = 1
+LOCK = ".lock"  # held by the process that is at work in the folder
 
 
 class Record:
@@ -32,7 +39,9 @@ class Record:
     @classmethod
     def create(cls, folder: Path, recipe: str, env: Mapping[str, object]) -> "Record":
         """Start a run in a new or empty folder."""
-        if folder.exists() and (not folder.is_dir() or any(not path.name.startswith(".") for path in folder.iterdir())):
+        if folder.exists() and not folder.is_dir():
+            raise PromptFedError(f"{folder} is a file, not a folder; choose another --out.")
+        if folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
             raise PromptFedError(f"{folder} is not empty; go on with --resume {folder}, or choose another --out.")
         record = cls(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -49,6 +58,17 @@ class Record:
         record = cls(folder)
         record.checkpoint.mkdir(exist_ok=True)
         return record
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the folder: two processes that write into one run would spoil it."""
+        with (self.folder / LOCK).open("a") as lock:
+            if fcntl is not None:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    raise PromptFedError(f"Another process is at work in {self.folder}; wait for its end.") from error
+            yield
 
     def state(self, recipe_hash: str, partition_hash: str) -> Line | None:
         """Return the last committed state after checking that it belongs to this recipe and partition."""
@@ -78,7 +98,9 @@ class Record:
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         try:
             self.rounds = [json.loads(line) for line in lines[:finished]]
-        except ValueError as error:
+            if [line["round"] for line in self.rounds] != list(range(1, len(self.rounds) + 1)):
+                raise ValueError("rounds are missing or doubled")
+        except (ValueError, KeyError, TypeError) as error:
             raise PromptFedError(f"{path} is damaged within its first {finished} rounds; start a new run.") from error
         if len(self.rounds) < finished:
             raise PromptFedError(f"{path} holds {len(self.rounds)} rounds, the checkpoint {finished}; start a new run.")

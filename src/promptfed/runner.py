@@ -241,7 +241,12 @@ def _precision(name: str) -> Iterator[None]:
 
 
 def _execute(plan: Plan, loop: Loop) -> Result:
-    """Run what is left of a run, then write its summary, pictures and report."""
+    """Run what is left of a run, then write its summary, pictures and report; nobody else writes meanwhile."""
+    with loop.record.held():
+        return _complete(plan, loop)
+
+
+def _complete(plan: Plan, loop: Loop) -> Result:
     recipe, record = plan.recipe, loop.record
     with _precision(str(recipe.fleet["precision"])):
         _go_back(loop, recipe, plan.partition)

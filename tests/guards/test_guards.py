@@ -79,6 +79,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "trims nobody": ({"robust": "trimmed-mean", "trim": 0.05}, r"guards\.trim=0\.05 leaves out nobody of 10 clients"),
     "too few for Krum": ({"robust": "krum", "byzantine": 4}, "needs 11 clients in a round, not 10"),
+    "keeps more than there are": ({"robust": "krum", "keep": 11}, r"guards\.keep=11 is more than the 10 clients"),
     "keeps the poisoned": ({"robust": "krum", "keep": 9}, r"guards\.keep=9 of 10 clients would keep some of the 2"),
 }
 

@@ -58,6 +58,8 @@ def test_kits_are_not_made_twice_over(home: Path) -> None:
 
 
 def test_what_is_no_kit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PromptFedError, match=r"There is no kit .*missing\.zip"):
+        kits.unpack(tmp_path / "missing.zip")
     with pytest.raises(PromptFedError, match=r"is no kit of a site: it holds no site\.json"):
         kits.unpack(tmp_path)
     with zipfile.ZipFile(tmp_path / "bad.zip", "w") as archive:

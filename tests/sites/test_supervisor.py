@@ -1,5 +1,6 @@
 """A party's processes are told from everyone else's, and none of them outlives its keeper."""
 
+import socket
 import subprocess
 import sys
 import time
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from promptfed.errors import PromptFedError
 from promptfed.sites import kits, supervisor
 
 SLEEP = "import time; time.sleep(60)"
@@ -47,6 +49,20 @@ def test_a_process_may_end_by_itself_first(tmp_path: Path, started: list[Process
     supervisor._end_jobs(tmp_path, 1.0)
     assert time.monotonic() - began >= 1.0
     assert started[0].wait(10) == -9
+
+
+def test_a_port_that_is_taken_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "FREE_SECONDS", 0.0)
+    started: list[Path] = []
+    monkeypatch.setattr(kits, "parent_command", started.append)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(PromptFedError, match=rf"cannot listen on port {port}: Address already in use\. End what"):
+            supervisor.keep_up(tmp_path, tmp_path / "log", tmp_path / "pid", {}, print, (port,))
+    assert started == []
+    supervisor._require_free((port,))
 
 
 def test_a_keeper_ends_what_an_earlier_one_has_left(

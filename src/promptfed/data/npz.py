@@ -49,7 +49,7 @@ def _read(path: Path) -> Arrays:
         with path.open("rb") as file, np.load(file) as opened:
             return dict(opened)
     except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as problem:
-        raise PromptFedError(f"{path} is not an .npz file of plain arrays: {problem}.") from problem
+        raise PromptFedError(f"{path} is not an .npz file of plain arrays.") from problem
 
 
 def _pick(arrays: Arrays, name: str, path: Path) -> NDArray[Any]:

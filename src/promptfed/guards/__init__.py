@@ -159,6 +159,8 @@ def _check_number(keys: GuardOptions, present: int) -> None:
             f"Krum with guards.byzantine={keys.byzantine} needs {2 * keys.byzantine + 3} clients in a round, "
             f"not {present}."
         )
+    if keys.robust == "krum" and keys.keep > present:
+        raise PromptFedError(f"guards.keep={keys.keep} is more than the {present} clients in a round.")
     if keys.robust == "krum" and keys.keep > present - keys.byzantine:
         raise PromptFedError(
             f"guards.keep={keys.keep} of {present} clients would keep some of the {keys.byzantine} poisoned ones."

@@ -40,13 +40,16 @@ def init(
 def start(home: Home = HERE) -> None:
     """Run the coordinator's server until Ctrl-C; if it dies, it is started again."""
     from promptfed.sites import kits, supervisor
+    from promptfed.sites.settings import read_federation
 
     kits.require_flare()
     kit, state = _folder(home) / "kits" / "coordinator", home.resolve() / "state"
     state.mkdir(exist_ok=True)
     kits.furnish(kit, state)
-    say(f"The server is up; its log is {home / 'server.log'}. Ctrl-C stops it.")
-    supervisor.keep_up(kit, home / "server.log", home / "server.pid", kits.parent_environment(), say)
+    federation = read_federation(home / "fed.toml")
+    say(f"Starting the server; its log is {home / 'server.log'}. Ctrl-C stops it.")
+    ports = (federation.port, federation.admin_port)
+    supervisor.keep_up(kit, home / "server.log", home / "server.pid", kits.parent_environment(), say, ports)
     say("The server is down.")
 
 
@@ -153,8 +156,9 @@ def _free(parent: Path, stem: str) -> Path:
 @app.command()
 def status(home: Home = HERE) -> None:
     """Say whether the server is up, which sites are connected, and how far the runs have come."""
+    from promptfed.record import LOCK
     from promptfed.sites import supervisor
-    from promptfed.sites.settings import LOCK, read_federation
+    from promptfed.sites.settings import read_federation
 
     federation = read_federation(_folder(home) / "fed.toml")
     up = supervisor.running(home / "server.pid") is not None

@@ -28,14 +28,14 @@ from promptfed.guards.guard import Handed
 from promptfed.guards.secure import SecureSum
 from promptfed.options import make
 from promptfed.planning import pick_device
-from promptfed.record import Line, Record
+from promptfed.record import LOCK, Line, Record
 from promptfed.report import write_report
 from promptfed.runner import environment
 from promptfed.sites.place import Place, blank, read_recipe, settle
 from promptfed.sites.post import RETRY_SECONDS, Events, Post, Terms
 from promptfed.sites.remote import Expected, Remote
 from promptfed.sites.seam import Exchange
-from promptfed.sites.settings import LOCK, Federation
+from promptfed.sites.settings import Federation
 from promptfed.sites.wire import Message, Refused
 from promptfed.tree import Tree
 

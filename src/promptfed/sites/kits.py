@@ -98,6 +98,8 @@ def _run_provisioning(folder: Path) -> None:
 
 def unpack(kit: Path) -> Path:
     """Return the kit's folder; a zip is unpacked beside itself, once."""
+    if not kit.exists():
+        raise PromptFedError(f"There is no kit {kit}.")
     if kit.is_file() and zipfile.is_zipfile(kit):
         with zipfile.ZipFile(kit) as archive:
             top = {name.partition("/")[0] for name in archive.namelist()}

@@ -9,7 +9,6 @@ from promptfed import options
 from promptfed.errors import PromptFedError, choice
 from promptfed.options import Count, Positive, Whole
 
-LOCK = ".lock"  # in a run folder: held, and with its number in it, by the process that conducts the run
 FAILED = "failed.json"  # in a run folder: why the run cannot go on, if it cannot
 
 
@@ -34,6 +33,7 @@ class Federation:
         return self.min_sites or len(self.sites)
 
 
+MOST_PORT = 65535
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
@@ -59,6 +59,13 @@ def make_federation(content: dict[str, object], where: str) -> Federation:
     for name in (*made.sites, made.name):
         if not NAME.fullmatch(name):
             raise PromptFedError(f'"{name}" in {where} is no good name: use small letters, digits and inner hyphens.')
+    for key in ("port", "admin_port"):
+        if getattr(made, key) > MOST_PORT:
+            raise PromptFedError(f"{key}={getattr(made, key)} in {where} is no port; ports go up to {MOST_PORT}.")
+    if made.port == made.admin_port:
+        raise PromptFedError(f"port and admin_port in {where} are both {made.port}; each needs its own.")
+    if len(set(made.classes)) < len(made.classes):
+        raise PromptFedError(f"{where} names a class twice.")
     if len(set(made.sites)) < len(made.sites):
         raise PromptFedError(f"{where} names a site twice.")
     if made.coordinator in made.sites or made.name in made.sites:

@@ -8,9 +8,10 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,9 @@ from typing import Any
 
 from promptfed.errors import PromptFedError
 from promptfed.files import write_json
+from promptfed.record import LOCK
 from promptfed.sites import kits
-from promptfed.sites.settings import FAILED, LOCK, Federation, read_federation
+from promptfed.sites.settings import FAILED, Federation, read_federation
 
 RESTART_SECONDS = 1.0
 WATCH_SECONDS = 0.5
@@ -27,6 +29,7 @@ PRESENCE_SECONDS = 3.0  # between two looks at who is connected and at work
 START_SECONDS = 120.0  # in which a submitted job must have begun
 FRUITLESS = 5  # jobs in a row that may end without a finished round
 END_SECONDS = 8.0  # a parent process gets to end by itself
+FREE_SECONDS = 3.0  # a process that was just ended gets to let go of its port
 
 Say = Callable[[str], None]
 
@@ -34,11 +37,17 @@ Say = Callable[[str], None]
 # -- a parent process: the server's, or a site's -----------------------------------------------------------------------
 
 
-def keep_up(kit: Path, log: Path, pid_file: Path, environment: Mapping[str, str], say: Say) -> None:
-    """Run the party's parent process until Ctrl-C or a termination signal; start it again whenever it dies."""
+def keep_up(
+    kit: Path, log: Path, pid_file: Path, environment: Mapping[str, str], say: Say, ports: Sequence[int] = ()
+) -> None:
+    """Run the party's parent process until Ctrl-C or a termination signal; start it again whenever it dies.
+
+    If it is to listen on `ports`, they must be free at the start.
+    """
     pid_file.parent.mkdir(parents=True, exist_ok=True)
     with _alone(pid_file), _terminated() as stopping, log.open("ab") as out:
         _end_jobs(kit, 0.0)  # what an earlier keeper has left running, if it was killed: no party may be there twice
+        _require_free(ports)
         while not stopping:
             process = subprocess.Popen(
                 kits.parent_command(kit),
@@ -57,6 +66,30 @@ def keep_up(kit: Path, log: Path, pid_file: Path, environment: Mapping[str, str]
             if not stopping:
                 say(f"The process ended with code {process.returncode}; it is started again.")
                 _wait(RESTART_SECONDS, stopping)
+
+
+def _require_free(ports: Sequence[int]) -> None:
+    """Refuse ports on which this machine cannot listen."""
+    ends = time.monotonic() + FREE_SECONDS
+    for port in ports:
+        while trouble := _trouble(port):
+            if time.monotonic() > ends:
+                raise PromptFedError(
+                    f"The server cannot listen on port {port}: {trouble}. End what listens there, or begin a "
+                    "federation with another port in fed.toml."
+                )
+            time.sleep(0.1)
+
+
+def _trouble(port: int) -> str:
+    """Return why nobody can listen on a port now; empty if one can."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as a server does after a restart
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            return str(error.strerror)
+    return ""
 
 
 def _processes(kit: Path) -> list[int]:
