@@ -16,10 +16,12 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import promptfed as package
 from promptfed import cli, config, runner
 from promptfed.checks import PROMISES
+from promptfed.cli import arguments
 from test_runner import tiny, write_images
 
 COMMANDS: tuple[list[str], ...] = (
@@ -179,9 +181,19 @@ def test_compare_in_every_format(folders: list[Path]) -> None:
     assert any(line.startswith("|") and "fedavg" in line for line in shown["markdown"].out.splitlines())
     assert r"\begin{tabular}" in shown["latex"].out
     assert "±" in shown["markdown"].out  # two seeds of one recipe become one row
-    terminal = promptfed("compare", *folders)
-    assert terminal.code == 0
-    assert terminal.out.strip()
+    assert promptfed("compare", *folders) == shown["markdown"], "nobody watches"
+
+
+def test_at_a_terminal_compare_draws_a_table_that_fits(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    for width in (200, 80, 60, 40):
+        screen = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
+        monkeypatch.setattr(arguments, "console", screen)
+        assert promptfed("compare", *folders) == Done(0, "", "")
+        assert isinstance(screen.file, io.StringIO)
+        drawn = screen.file.getvalue()
+        assert "┃ method" in drawn
+        assert "…" not in drawn
+        assert max(map(len, drawn.splitlines())) <= width
 
 
 def test_report_of_one_and_of_several(folders: list[Path], tmp_path: Path) -> None:

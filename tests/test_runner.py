@@ -101,7 +101,8 @@ def test_summary_has_every_key(done: Result) -> None:
     numbers = {"accuracy", "traffic", "seconds", "images_per_second", "recipe_hash", "partition_hash"}
     assert set(done.summary) == about | numbers
     accuracy = done.summary["accuracy"]
-    assert set(accuracy) == SCORE | {"round", "best_round", "best_mean", "before", "trained", "after", "deployed"}
+    best = {"best_round", "best_mean", "best_weighted_round", "best_weighted"}
+    assert set(accuracy) == SCORE | best | {"round", "before", "trained", "after", "deployed"}
     assert set(accuracy["before"]) == set(accuracy["after"]) == SCORE
     assert set(done.summary["traffic"]) == {"down_floats", "up_floats", "down_bytes", "up_bytes"}
     values = [done.summary[key] for key in ("method", "partition", "backbone", "seed", "clients", "rounds", "device")]
@@ -144,6 +145,8 @@ def test_accuracy_is_what_the_clients_say(done: Result) -> None:
         assert score["p10"] == pytest.approx(np.percentile(each, 10))
     means = [line["received"]["mean"] for line in done.rounds]
     assert accuracy["best_mean"] == max(means) == means[accuracy["best_round"] - 1]
+    weighted = [line["received"]["weighted"] for line in done.rounds]
+    assert accuracy["best_weighted"] == max(weighted) == weighted[accuracy["best_weighted_round"] - 1]
     assert accuracy["round"] == 3
     assert accuracy["before"] == done.rounds[-1]["received"]
 

@@ -15,6 +15,7 @@ from test_fleet import METHODS, make
 
 from promptfed import tree
 from promptfed.errors import PromptFedError
+from promptfed.federation.evaluate import Score
 from promptfed.federation.loop import Loop, rng_for, summarise, uninterrupted
 from promptfed.method import Data, Method, Rng, Task
 from promptfed.methods.fedavg import FedAvg
@@ -156,8 +157,8 @@ def test_restored_trees_keep_their_order(tmp_path: Path) -> None:
 # -- summary ------------------------------------------------------------------------------------------------------
 
 
-def line(number: int, mean: float | None, seconds: float = 1.0) -> dict[str, Any]:
-    received = None if mean is None else {"mean": mean, "per_client": [mean]}
+def line(number: int, mean: float | None, weighted: float | None = None, seconds: float = 1.0) -> dict[str, Any]:
+    received = None if mean is None else {"mean": mean, "weighted": weighted, "per_client": [mean]}
     traffic = {"down_floats": 5, "up_floats": 3, "down_bytes": 20, "up_bytes": 12}
     return {
         "round": number,
@@ -172,7 +173,7 @@ def line(number: int, mean: float | None, seconds: float = 1.0) -> dict[str, Any
 
 def summary(means: Sequence[float | None], tmp_path: Path) -> dict[str, Any]:
     record = Record(tmp_path)
-    record.rounds = [line(number, mean) for number, mean in enumerate(means, 1)]
+    record.rounds = [line(number, mean, mean) for number, mean in enumerate(means, 1)]
     return summarise(record, {"seed": 0}, None, None)
 
 
@@ -186,6 +187,16 @@ def test_summary_adds_up(tmp_path: Path) -> None:
 
 def test_the_first_of_equals_is_best(tmp_path: Path) -> None:
     assert summary([0.5, 0.6, 0.6], tmp_path)["accuracy"]["best_round"] == 2
+
+
+def test_the_best_round_by_test_images_may_be_another(tmp_path: Path) -> None:
+    record = Record(tmp_path)
+    record.rounds = [line(1, 0.5, 0.9), line(2, 0.7, 0.8), line(3, None), line(4, 0.6, 0.85)]
+    adapted: Score = {"mean": 0.95, "weighted": 0.96, "worst": 0.95, "p10": 0.95, "per_client": [0.95]}
+    found = summarise(record, {}, adapted, None)["accuracy"]
+    assert (found["best_weighted_round"], found["best_weighted"]) == (1, 0.9)
+    assert (found["best_round"], found["best_mean"]) == (2, 0.7)
+    assert (found["mean"], found["weighted"], found["before"]["weighted"]) == (0.95, 0.96, 0.85)
 
 
 def test_no_score_at_all(tmp_path: Path) -> None:

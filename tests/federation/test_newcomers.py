@@ -20,6 +20,7 @@ from promptfed.methods.local_only import Local
 from promptfed.methods.pfedpg import PFedPG
 from promptfed.planning import Plan, make_loop
 from promptfed.record import Record
+from promptfed.report import read_run
 from promptfed.runner import Result, run
 from promptfed.tree import Tree
 from test_runner import plain, write_images
@@ -218,9 +219,22 @@ def test_the_summary_has_a_mean_of_the_newcomers(done: Result) -> None:
     assert accuracy["newcomers"] == pytest.approx(sum(accuracy["per_client"][2:]) / 2)
     assert accuracy["round"] == len(done.rounds) == 5
     assert accuracy["best_round"] > 2  # before, not all clients were there
+    weighted = {line["round"]: line["received"]["weighted"] for line in done.rounds[2:]}
+    assert accuracy["best_weighted"] == max(weighted.values()) == weighted[accuracy["best_weighted_round"]]
     assert done.summary["rounds"] == 2
     numbers = 2 * ViT((3, 8, 8), 4).token_width
     assert (done.summary["traffic"]["down_floats"], done.summary["traffic"]["up_floats"]) == (numbers, numbers)
+
+
+def test_the_report_shows_newcomers_beside_founders(done: Result) -> None:
+    page = (done.folder / "report.html").read_text(encoding="utf-8")
+    accuracy, each = done.summary["accuracy"], done.summary["accuracy"]["per_client"]
+    assert f"joined in round 3; founders {50 * sum(each[:2]):.2f} %" in page
+    assert "newcomers join</text>" in page
+    assert "Vertical line: newcomers join in round 3;" in page
+    run = read_run(done.folder)
+    assert (run.joined, run.newcomers) == (3, accuracy["newcomers"])
+    assert run.adapts == (each != accuracy["before"]["per_client"])
 
 
 def test_the_report_shows_all_rounds_and_clients(done: Result) -> None:
@@ -268,7 +282,7 @@ def test_numbers_that_do_not_fit_are_refused(words: list[str], sentence: str) ->
 
 def test_newcomers_without_test_images_have_no_mean(tmp_path: Path) -> None:
     record = Record(tmp_path)
-    scores = {"mean": 0.5, "per_client": [0.5, None, None]}
+    scores = {"mean": 0.5, "weighted": 0.5, "per_client": [0.5, None, None]}
     traffic = dict.fromkeys(("down_floats", "up_floats", "down_bytes", "up_bytes"), 0)
     record.rounds = [
         {

@@ -71,6 +71,40 @@ def test_one_point_is_a_dot() -> None:
     assert axes.lines[0].get_marker() == "o"
 
 
+def test_a_curve_has_bars_where_points_spread() -> None:
+    curves = {"a": [(2, 50.0, 1.5), (4, 60.0, 0.0)], "b": [(4, 55.0, 0.0), (16, 40.0, 2.0)]}
+    picture = drawings.spreads(curves, "size", "accuracy")
+    axes = picture.axes[0]
+    assert [[*zip(*line.lines[0].get_data(), strict=True)] for line in axes.containers] == [
+        [(2, 50), (4, 60)],
+        [(4, 55), (16, 40)],
+    ]
+    (bars,) = axes.containers[0].lines[2]
+    lengths = [ends[1, 1] - ends[0, 1] for ends in map(np.asarray, bars.get_segments()) if len(ends)]
+    assert [length for length in lengths if np.isfinite(length)] == [3], "one point has a bar of ± 1.5"
+    assert axes.get_xticks().tolist() == [2, 4, 16]
+    (legend,) = picture.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["a", "b"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 9])
+def test_long_names_of_curves_stay_inside_the_picture(count: int) -> None:
+    names = [
+        f"fedprox+pt, random-patch (method.lr=0.0{number}, " + "prompt.momentum=0.5, " * 5 for number in range(count)
+    ]
+    picture = drawings.spreads({name: [(2, 50.0, 0.0)] for name in names}, "size", "accuracy")
+    picture.draw_without_rendering()
+    legend, axes = picture.legends[0].get_window_extent(), picture.axes[0].get_window_extent()
+    assert 0 <= legend.x0 < legend.x1 <= picture.bbox.x1
+    assert axes.y1 < legend.y0 < legend.y1 <= picture.bbox.y1
+    assert axes.height > picture.dpi * 2
+
+
+def test_many_sizes_are_thinned() -> None:
+    curve = [(size, 50.0, 0.0) for size in range(1, 65)]
+    assert len(drawings.spreads({"a": curve}, "size", "accuracy").axes[0].get_xticks()) < 20
+
+
 def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     drawing = Drawing("t", "c", {}, drawings.blank(1, 1))

@@ -14,6 +14,9 @@ from promptfed import runner
 from promptfed.errors import PromptFedError
 from promptfed.gallery import KINDS, draw, drawings
 from promptfed.probes import priors
+from promptfed.probes.maps import scaled, spaced
+from promptfed.probes.opened import reopen
+from promptfed.probes.seen import class_attention, grad_cam
 from promptfed.report import write_report
 from test_cli import promptfed
 from test_runner import tiny, write_images
@@ -27,6 +30,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "fedavg": ("fedavg", CNN),
     "fedper": ("fedper", CNN),
     "local": ("local", CNN),
+    "two": ("fedavg", [*CNN, "clients=2", "partition.name=pathological", "partition.classes_per_client=1"]),
 }
 
 
@@ -55,6 +59,17 @@ def test_every_kind_names_a_function_and_itself(kind: str) -> None:
     module, _, function = KINDS[kind].maker.partition(":")
     assert callable(getattr(import_module(module), function))
     assert kind in promptfed("figure", "--help").out
+
+
+def test_the_page_on_figures_lists_every_kind_and_which_ones_compare_runs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "figures.md").read_text(encoding="utf-8")
+    table = page.partition("| kind | shows | needs |\n|---|---|---|\n")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    assert {name.strip("`"): "compares runs" in shows for name, shows, _ in rows} == {
+        name: kind.several for name, kind in KINDS.items()
+    }
+    (told,) = [line for line in page.splitlines() if line.startswith("- `--class NAME`")]
+    assert [name for name, kind in KINDS.items() if kind.by_class] == [name for name in KINDS if f"`{name}`" in told]
 
 
 @pytest.mark.parametrize(
@@ -138,6 +153,69 @@ def test_maps_with_and_without_the_prompt(runs: dict[str, Path], tmp_path: Path)
     assert shares["fedavg"] == {}
 
 
+@pytest.mark.parametrize(("kind", "run"), [("grad-cam", "pt"), ("attention", "tokens"), ("grad-cam", "fedavg")])
+def test_the_numbers_of_maps_say_all_that_is_drawn(runs: dict[str, Path], tmp_path: Path, kind: str, run: str) -> None:
+    found = about(draw(kind, [runs[run]], tmp_path / "a.png", [3, 1]))["numbers"]
+    assert (found["clients"], found["class"]) == ([3, 1], None)
+    clients = json.loads((runs[run] / "partition.json").read_text(encoding="utf-8"))["clients"]
+    assert [(one["client"], one["image"]) for one in found["images"]] == [
+        (client, int(number)) for client in (3, 1) for number in spaced(np.array(clients[client]["test"]), 4)
+    ]
+    model, prompted = reopen(runs[run], "cpu"), run != "fedavg"
+    for one in found["images"]:
+        assert one["class"] == str(one["image"] % 4), "write_images gives the classes in turn"
+        params, batch = model.model(one["client"]), model.batch(one["client"], np.array([one["image"]]))
+        seen = {"without": model.look(params, batch, bare=True)} | (
+            {"with": model.look(params, batch)} if prompted else {}
+        )
+        assert one["decided"] == {name: str(int(each.logits.argmax())) for name, each in seen.items()}
+        drawn = seen["with" if prompted else "without"].logits.argmax(-1)
+        for name, each in seen.items():
+            (values,) = class_attention(each)[0] if kind == "attention" else grad_cam(each, drawn)
+            # two rows of patches; a kernel of 3 leaves 6 × 6 places, and pooling 3 × 3
+            assert values.shape == ((2, 2) if kind == "attention" else (3, 3))
+            assert np.array(one["maps"].pop(name)) == pytest.approx(np.array(scaled(values)), abs=0.0011)
+        assert not one["maps"]
+
+
+def test_maps_of_one_class(runs: dict[str, Path], tmp_path: Path) -> None:
+    clients = json.loads((runs["pt"] / "partition.json").read_text(encoding="utf-8"))["clients"]
+    having = [number for number, one in enumerate(clients) if any(image % 4 == 2 for image in one["test"])]
+    told = about(draw("grad-cam", [runs["pt"]], tmp_path / "a.png", label="2"))
+    assert told["numbers"]["clients"] == having[:2], "the first two that have any"
+    assert told["numbers"]["class"] == "2"
+    assert {one["class"] for one in told["numbers"]["images"]} == {"2"}
+    assert "test images of class 2 of clients" in told["caption"]
+    done = promptfed("figure", "grad-cam", runs["pt"], "--out", tmp_path / "b.png", "--class", 2)
+    assert (done.code, about(tmp_path / "b.png")) == (0, told)
+
+
+@pytest.mark.parametrize(
+    ("kind", "run", "clients", "label", "sentence"),
+    [
+        # one class each: client 0 has class 3, client 1 class 0, and there are no others
+        ("grad-cam", "two", [0], "0",
+         'Client 0 has no test images of class "0"; name another with --client, such as 1'),
+        ("grad-cam", "two", [], "2", 'No client in ".*" has test images of class "2"; name another class.'),
+        ("grad-cam", "two", [], "4", "There is no class 4 in tiny; it has classes 0 to 3."),
+        ("attention", "tokens", [], "x", 'Unknown class "x" in tiny; valid: 0, 1, 2, 3.'),
+        ("prior", "pt", [], "2",
+         "Figure prior shows no images of a class, only attention and grad-cam do; leave out --class."),
+        ("sizes", "pt", [], "2", "Figure sizes shows no images of a class"),
+    ],
+)  # fmt: skip
+def test_a_class_that_cannot_be_shown(
+    runs: dict[str, Path], tmp_path: Path, kind: str, run: str, clients: list[int], label: str, sentence: str
+) -> None:
+    with pytest.raises(PromptFedError, match=sentence):
+        draw(kind, [runs[run]], tmp_path / "a.png", clients, label)
+    assert not list(tmp_path.iterdir())
+
+
+def test_unnamed_clients_are_those_that_have_the_class(runs: dict[str, Path], tmp_path: Path) -> None:
+    assert about(draw("grad-cam", [runs["two"]], tmp_path / "a.png", label="0"))["numbers"]["clients"] == [1]
+
+
 @pytest.mark.parametrize(
     ("kind", "run", "clients", "sentence"),
     [
@@ -150,6 +228,8 @@ def test_maps_with_and_without_the_prompt(runs: dict[str, Path], tmp_path: Path)
         ("encodings", "fedavg", [], "is a run of fedavg, which learns no word; relic, fedti and their kind do."),
         ("prior", "pt", [4], "There is no client 4 in .* it has clients 0 to 3."),
         ("labels", "pt", [-1], "There is no client -1"),
+        ("sizes", "fedavg", [], "has no prompt with a size; pfedpt has method.size, and other methods prompt.size."),
+        ("sizes", "pt", [1], "leave out --client"),
         ("tsn", "pt", [], 'Unknown figure "tsn"; did you mean "tsne"?'),
     ],
 )  # fmt: skip

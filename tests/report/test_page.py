@@ -79,6 +79,41 @@ def test_several_runs_report_in_their_common_parent(make_run: MakeRun, tmp_path:
     assert "<strong>89.50" in path.read_text(encoding="utf-8")
 
 
+def test_the_page_says_which_accuracy_is_adapted(make_run: MakeRun) -> None:
+    adapting, other = make_run("a", method="pfedpg", level=0.2, adapted=0.9), make_run("b", method="fedavg", level=0.7)
+    page = read(write_report([adapting]))
+    assert "89.50 % after its own adaptation; as received 19.50 %, at best 19.50 % in round 6" in page.text
+    assert "in the last evaluation, of pfedpg after the method's own adaptation." in page.text
+    assert "After the method's own adaptation, in the end, pfedpg is in the table and not drawn here." in page.text
+    assert "In this report that is so of pfedpg." in page.text
+    assert "Unless said otherwise" not in page.text
+    both = read(write_report([other, adapting]))
+    assert "89.50 % best of all: pfedpg, seed 0, after its own adaptation" in both.text
+    assert "Accuracy of pfedpg: after the method's own adaptation." in both.text
+    plain = read(write_report([other])).text
+    assert "69.50 % best 69.50 % in round 6" in plain
+    assert "own adaptation." not in plain
+    assert "No accuracy in this report is of an adapted model." in plain
+
+
+def test_newcomers_stand_beside_founders(make_run: MakeRun) -> None:
+    changes = {"clients": 6, "newcomers": 2, "join_rounds": 4}
+    late, other = make_run("a", **changes), make_run("b", method="fedavg", level=0.7, **changes)
+    page = read(write_report([late]))
+    assert "Newcomers 69.00 % joined in round 7; founders 79.50 %" in page.text
+    assert page.text.count("newcomers join") == 3, "in the drawings for wide and narrow pages, and under them"
+    assert "newcomers join in round 7; from there on they count too" in page.text
+    assert "Newcomers and founders" in page.text
+    both = read(write_report([late, other]))
+    assert "Newcomers 69.00 % best of all: pfedpt; founders 79.50 %" in both.text
+    assert "newcomers join in round 7; from" in both.text
+    some = read(write_report([late, make_run("c", method="local", clients=6)]))
+    assert "newcomers join in round 7 of pfedpt; from" in some.text
+    plain = read(write_report([make_run("d")])).text
+    assert "newcomers join" not in plain
+    assert "Newcomers and founders" not in plain
+
+
 def test_a_method_has_one_colour_everywhere(make_run: MakeRun) -> None:
     text = write_report([make_run("a"), make_run("b", method="fedavg", level=0.7)]).read_text(encoding="utf-8")
     for kind in ("line", "bar", "load down", "load up"):
@@ -133,6 +168,7 @@ def test_a_run_without_any_evaluation_still_reports(make_run: MakeRun) -> None:
     (folder / "partition.json").unlink()
     page = read(write_report([folder]))
     assert page.sections == ["numbers", "traffic", "measures", "run", "reading"]
+    assert "Newcomers and founders" not in page.text
 
 
 def test_prompts_are_captioned_by_client_and_classes(make_run: MakeRun) -> None:

@@ -25,6 +25,18 @@ def texts(svg: str, kind: str) -> list[str]:
     return [one.text or "" for one in parse(svg).iter("text") if kind in one.get("class", "").split()]
 
 
+def test_an_event_is_an_upright_line_with_its_name() -> None:
+    curve = line([50, 60, 70, 80, 90])
+    svg = line_chart([curve], width=400, title="t", y_label="y", events={2.0: "a<b", 5.0: "last", 9.0: "too late"})
+    places = [one.get("d", "") for one in parse(svg).iter("path") if one.get("class") == "event"]
+    # rounds 1 to 5 lie on 46 … 346, from the top at 30 to 40 above the foot at 250
+    assert places == ["M121 30V210", "M346 30V210"]
+    assert "a<b" in texts(svg, "start")
+    assert "last" in texts(svg, "end")
+    assert "too late" not in svg
+    assert 'class="event"' not in line_chart([curve], width=400, title="t", y_label="y")
+
+
 def tooltips(svg: str) -> list[str]:
     """All tooltips but the figure's own title."""
     return [one.text or "" for one in parse(svg).iter("title")][1:]

@@ -251,10 +251,137 @@ def test_the_report_imports_neither_torch_nor_the_rest_of_the_package() -> None:
                 )
 
 
+def drawn(table: Table, width: int) -> list[str]:
+    """What a terminal of that width shows, line by line."""
+    console = Console(width=width, file=io.StringIO(), record=True)
+    console.print(table.to_rich(width))
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= width
+    assert not any("…" in line for line in lines)
+    return lines
+
+
+def cells(line: str) -> list[str]:
+    """The texts between the rules of one line."""
+    return [text.strip() for text in line.replace("┃", "│").split("│")[1:-1]]
+
+
+def heads(lines: list[str]) -> list[list[str]]:
+    """The headings of all tables, of each its last line."""
+    return [cells(lines[index - 1]) for index, line in enumerate(lines) if line.startswith("┡")]
+
+
 def test_a_table_too_wide_for_the_terminal_stands_upright(make_run: MakeRun) -> None:
     table = compare([read_run(make_run("one", method="fedavg")), read_run(make_run("two", method="pfedpt"))])
-    wide, narrow = table.to_rich(1000), table.to_rich(80)
-    assert len(wide.columns) == len(table.columns)
-    assert wide.row_count == 2
-    assert [str(column.header) for column in narrow.columns] == ["method", "fedavg", "pfedpt"]
-    assert narrow.row_count == len(table.columns) - 1
+    titles = [one.title for one in table.columns]
+    assert heads(drawn(table, 200)) == [titles]
+    narrow = drawn(table, 80)
+    assert heads(narrow) == [["method", "fedavg", "pfedpt"]]
+    assert [cells(line)[0] for line in narrow if line.startswith("│")] == titles[1:]
+
+
+def test_only_names_are_folded_in_an_upright_table(make_run: MakeRun) -> None:
+    table = compare([read_run(make_run("one", method="a long name " * 3)), read_run(make_run("two", method="b"))])
+    # "weighted" (8), twice "30.7 kB (7,680 floats)" (22), three for each column's rule and spaces, and the last rule
+    lines = drawn(table, 8 + 2 * 22 + 3 * 3 + 1)
+    assert len(heads(lines)) == 1
+    assert ["", "a long name a long", ""] in map(cells, lines[:4])
+    assert ["down", "30.7 kB (7,680 floats)", "30.7 kB (7,680 floats)"] in map(cells, lines)
+    assert len(heads(drawn(table, 8 + 2 * 22 + 3 * 3))) > 1, "one character less, and it does not fit"
+
+
+@pytest.mark.parametrize("width", [50, 80, 120])
+def test_many_runs_are_split_into_tables_below_each_other(make_run: MakeRun, width: int) -> None:
+    runs = [
+        read_run(make_run(f"{i}-{seed}", method=f"method-{i}", seed=seed, level=0.5 + 0.02 * i + 0.01 * seed))
+        for i in range(13)
+        for seed in (0, 1)
+    ]
+    table = compare(runs)
+    lines = drawn(table, width)
+    parts = heads(lines)
+    assert len(parts) > 1
+    assert all(part[0] == "method" for part in parts)
+    assert [title for part in parts for title in part[1:]] == [one.title for one in table.columns[1:]]
+    shown = [cells(line) for line in lines if line.startswith("│")]
+    for number, row in enumerate(table.rows):
+        again = [part for each in range(len(parts)) for part in shown[13 * each + number][1:]]
+        assert again == [cell.text for cell in row[1:]]
+        assert {shown[13 * each + number][0] for each in range(len(parts))} == {row[0].text}
+    assert " ".join(line.strip() for line in lines).count("Bold: best of its column.") == 1
+
+
+def test_parts_of_a_table_name_their_rows_in_full(make_run: MakeRun) -> None:
+    runs = [read_run(make_run(f"{d}{i}", method=f"m{i}", dataset=d)) for d in ("shops", "office") for i in range(4)]
+    runs.append(read_run(make_run("more", method="m0", dataset="shops", clients=12)))
+    lines = drawn(compare(runs), 90)
+    assert {part[0] for part in heads(lines)} == {"method, data set, clients"}
+    assert sum(cells(line)[0] == "m3, office, 4 clients" for line in lines if line.startswith("│")) == len(heads(lines))
+
+
+def test_one_run_stays_whole_in_the_narrowest_terminal(make_run: MakeRun) -> None:
+    table = compare([read_run(make_run("a", floats=582_026))])
+    assert ["down", "2.33 MB (582,026 floats)"] in map(cells, drawn(table, 40))
+    lines = drawn(table, 24)
+    assert len(heads(lines)) == 1
+    down = next(index for index, line in enumerate(lines) if cells(line)[:1] == ["down"])
+    assert "".join(cells(line)[1] for line in lines[down : down + 3]).replace(" ", "") == "2.33MB(582,026floats)"
+
+
+# -- adapted models and newcomers -----------------------------------------------------------------------------------
+
+
+def test_a_method_that_adapts_shows_what_it_received(make_run: MakeRun) -> None:
+    adapting, other = make_run("a", method="pfedpg", level=0.2, adapted=0.9), make_run("b", method="fedavg", level=0.7)
+    table = compare([read_run(adapting), read_run(other)])
+    assert [one.title for one in table.columns][:4] == ["method", "mean", "before", "worst"]
+    assert column(table, "mean") == ["89.50", "69.50"]
+    assert column(table, "before") == ["19.50", "69.50"]
+    assert column(table, "best") == ["19.50 @ 6", "69.50 @ 6"]
+    assert bold(table, "mean") == [True, False]
+    assert bold(table, "before") == [False, True]
+    assert bold(table, "best") == [False, False], "fedavg would seem to be the better one"
+    assert "after the method's own adaptation if it has one (so are worst, p10 and weighted)" in table.legend
+    assert "before: mean as received" in table.legend
+    assert "best: best mean as received of any round" in table.legend
+    assert "after the method's own adaptation if it has one;" in headline([read_run(adapting)]).legend
+
+
+def test_where_nothing_adapts_there_is_no_before_and_a_best(make_run: MakeRun) -> None:
+    table = compare([read_run(make_run("a", level=0.8)), read_run(make_run("b", method="fedavg", level=0.7))])
+    assert not {"before", "newcomers"} & {one.title for one in table.columns}
+    assert bold(table, "best") == [True, False]
+
+
+def test_an_unfinished_run_is_not_said_to_be_adapted(make_run: MakeRun) -> None:
+    table = compare([read_run(make_run("a", adapted=0.9, done=4)), read_run(make_run("b", method="b", adapted=0.9))])
+    assert column(table, "mean")[0] == column(table, "before")[0]
+    assert table.legend.startswith("method: unfinished runs as received, so far; mean:")
+
+
+def test_a_summary_without_before_is_read(make_run: MakeRun) -> None:
+    folder = make_run("a")
+    edit(folder / "summary.json", lambda found: found["accuracy"].pop("before"))
+    run = read_run(folder)
+    assert (run.before, run.adapts) == (None, False)
+
+
+def test_newcomers_have_a_column_and_founders_a_mean(make_run: MakeRun) -> None:
+    late = make_run("a", clients=6, newcomers=2, join_rounds=4)
+    # clients 0 … 3 have 76, 80, 84, 78; 4 and 5 would have 82 and 76, and are ten points lower
+    run = read_run(late)
+    assert run.newcomers == pytest.approx(0.69)
+    assert run.founders == pytest.approx(0.795)
+    assert run.joined == 7
+    table = compare([run, read_run(make_run("b", method="fedavg", clients=6))])
+    assert column(table, "newcomers") == ["69.00", "–"]
+    assert read_run(make_run("c")).joined is None
+
+
+def test_an_unfinished_run_with_newcomers_compares_rounds_of_the_same_clients(make_run: MakeRun) -> None:
+    changes = {"clients": 6, "newcomers": 2, "join_rounds": 4}
+    run = read_run(make_run("a", **changes, done=9))
+    assert run.scores is not None
+    assert (run.best_round, run.best_mean) == (8, run.scores.mean), "round 6 had a higher mean, of four clients"
+    assert (run.planned_rounds, run.joined, run.newcomers) == (10, 7, None)
+    assert read_run(make_run("b", **changes, done=5)).joined is None

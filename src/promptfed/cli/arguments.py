@@ -24,11 +24,12 @@ class Format(StrEnum):
     csv = "csv"
 
 
-def show_runs(folders: list[Path], form: Format) -> None:
-    """Print run folders as one table."""
+def show_runs(folders: list[Path], form: Format | None) -> None:
+    """Print run folders as one table; if no form is asked for, for a person, or as Markdown where nobody watches."""
     from promptfed.report import compare, read_run
 
-    print_table(compare([read_run(folder) for folder in folders]), form)
+    fitting = Format.terminal if console.is_terminal else Format.markdown
+    print_table(compare([read_run(folder) for folder in folders]), form or fitting)
 
 
 def print_table(table: "Table", form: Format) -> None:

@@ -29,7 +29,11 @@ class Against(StrEnum):
 
 
 def compare(
-    dirs: Dirs, form: Annotated[Format, typer.Option("--format", help="How to write the table.")] = Format.terminal
+    dirs: Dirs,
+    form: Annotated[
+        Format | None,
+        typer.Option("--format", help="How to write the table; if not given, markdown where no terminal shows it."),
+    ] = None,
 ) -> None:
     """Print run folders as one table; runs that differ only in their seed become mean ± std."""
     show_runs(dirs, form)
@@ -186,6 +190,10 @@ def figure(
         typer.Option(help="The picture, .png, .svg or .pdf; DIR/figures/KIND.png if not given.", metavar="FILE"),
     ] = None,
     client: Annotated[list[int] | None, typer.Option(help="Only this client; may be given several times.")] = None,
+    label: Annotated[
+        str | None,
+        typer.Option("--class", help="Of attention and grad-cam: only images of this class.", metavar="NAME"),
+    ] = None,
 ) -> None:
     """Draw a figure of a run's clients and models; its numbers go beside it, in a JSON file.
 
@@ -195,4 +203,4 @@ def figure(
     """
     from promptfed.gallery import draw
 
-    typer.echo(draw(kind, dirs, out, client or ()))
+    typer.echo(draw(kind, dirs, out, client or (), label))

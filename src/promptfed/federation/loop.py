@@ -256,13 +256,19 @@ class Loop:
         """Refuse numbers that are not finite, a round late: the host prepares a round while a GPU trains the last."""
         self._check_watched()
         if loss is not None and not math.isfinite(loss):
-            raise _diverged(t)
+            raise self._diverged(t)
         if server:
             self._watched = _Watched.begin(t, torch.stack([torch.isfinite(value).all() for value in server.values()]))
 
     def _check_watched(self) -> None:
         if self._watched is not None and not self._finite():
-            raise _diverged(self._watched.round)
+            raise self._diverged(self._watched.round)
+
+    def _diverged(self, t: int) -> PromptFedError:
+        noisy = " or, since guards.noise is in units of it, guards.clip" if self.guards.accountant else ""
+        return PromptFedError(
+            f"Training diverged in round {t + 1}: its numbers are no longer finite; lower method.lr{noisy}."
+        )
 
     def _finite(self) -> bool:
         return self._watched is None or self._watched.finite()
@@ -297,10 +303,6 @@ class _Watched:
         return bool(self.each.all())
 
 
-def _diverged(t: int) -> PromptFedError:
-    return PromptFedError(f"Training diverged in round {t + 1}: its numbers are no longer finite; lower method.lr.")
-
-
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Put Ctrl-C off until the block is done."""
@@ -320,7 +322,7 @@ def uninterrupted() -> Iterator[None]:
 def summarise(record: Record, about: Line, adapted: Score | None, after: Score | None, newcomers: int = 0) -> Line:
     """Return summary.json's content from the lines of all rounds; the last `newcomers` clients get a mean of their own.
 
-    The best round is one in which all clients were there.
+    The best round, by the plain mean and by the weighted one, is one in which all clients were there.
     """
     rounds = record.rounds
     last = rounds[-1]
@@ -331,6 +333,7 @@ def summarise(record: Record, about: Line, adapted: Score | None, after: Score |
         if line["received"] and line["received"]["mean"] is not None and len(line["received"]["per_client"]) == everyone
     ]
     best = max(scored, key=lambda line: line["received"]["mean"], default=last)
+    best_weighted = max(scored, key=lambda line: line["received"]["weighted"], default=last)
     seconds = sum(line["seconds"] for line in rounds)
     return about | {
         "accuracy": {
@@ -338,6 +341,8 @@ def summarise(record: Record, about: Line, adapted: Score | None, after: Score |
             "round": last["round"],
             "best_round": best["round"],
             "best_mean": best["received"]["mean"],
+            "best_weighted_round": best_weighted["round"],
+            "best_weighted": best_weighted["received"]["weighted"],
             "before": last["received"],
             "trained": last["trained"],
             "after": after,

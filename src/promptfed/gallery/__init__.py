@@ -13,28 +13,39 @@ from promptfed.errors import PromptFedError, choice
 class Kind:
     """A kind of figure: what it shows, and `module:function`, imported when it is asked for.
 
-    The function takes run folders and client numbers (none: its own choice) and returns a `drawings.Drawing`.
+    The function takes run folders and client numbers (none: its own choice) and returns a `drawings.Drawing`. If its
+    images can be chosen by class, it also takes a class by name or number, or None for any.
     """
 
     about: str
     maker: str
     several: bool = False  # it compares several run folders
+    by_class: bool = False  # it shows images, which can be chosen by class
 
 
 KINDS = {
-    "attention": Kind("the class token's attention in a vision transformer", "promptfed.probes.maps:attention"),
+    "attention": Kind(
+        "the class token's attention in a vision transformer", "promptfed.probes.maps:attention", by_class=True
+    ),
     "drift": Kind("how far prompts move, round by round", "promptfed.gallery.records:drift", several=True),
     "encodings": Kind("a learned word's encodings, by template", "promptfed.probes.encodings:encodings", several=True),
-    "grad-cam": Kind("the Grad-CAM of a convolutional network", "promptfed.probes.maps:cam"),
+    "grad-cam": Kind("the Grad-CAM of a convolutional network", "promptfed.probes.maps:cam", by_class=True),
     "labels": Kind("a heat map of labels per client", "promptfed.gallery.records:labels"),
     "leakage": Kind("how well uploads give labels away", "promptfed.probes.priors:leakage", several=True),
     "prior": Kind("the classes a client's model expects, beside its labels", "promptfed.probes.priors:prior"),
+    "sizes": Kind("accuracy over the size of prompts, by kind", "promptfed.gallery.sizes:sizes", several=True),
     "tsne": Kind("features of images of one colour, by client", "promptfed.probes.priors:tsne"),
 }
 
 
-def draw(kind: str, folders: Sequence[Path], out: Path | None = None, clients: Sequence[int] = ()) -> Path:
-    """Draw a figure of run folders and return where its picture is.
+def draw(
+    kind: str,
+    folders: Sequence[Path],
+    out: Path | None = None,
+    clients: Sequence[int] = (),
+    label: str | None = None,
+) -> Path:
+    """Draw a figure of run folders and return where its picture is; `label` names the one class whose images it shows.
 
     Without `out` it becomes part of the run folder, as figures/KIND.png, and of its report; of several run folders, it
     goes beside them.
@@ -48,10 +59,14 @@ def draw(kind: str, folders: Sequence[Path], out: Path | None = None, clients: S
         raise PromptFedError("There is no run to draw; give at least one run folder.")
     if len(folders) > 1 and not KINDS[kind].several:
         raise PromptFedError(f"Figure {kind} is of one run; give one run folder, not {len(folders)}.")
+    if label is not None and not KINDS[kind].by_class:
+        those = " and ".join(name for name, one in KINDS.items() if one.by_class)
+        raise PromptFedError(f"Figure {kind} shows no images of a class, only {those} do; leave out --class.")
     place = out if out is not None else _default_place(kind, folders)
     drawings.check_place(place)
     module, _, function = KINDS[kind].maker.partition(":")
-    drawing = getattr(import_module(module), function)(folders, clients)
+    chosen = {"label": label} if KINDS[kind].by_class else {}
+    drawing = getattr(import_module(module), function)(folders, clients, **chosen)
     drawings.save(drawing, kind, place)
     if out is None and len(folders) == 1:
         write_report(folders)

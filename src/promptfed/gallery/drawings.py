@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ COLOURS = ("#0068a8", "#cc5200", "#00805c", "#b5508a", "#a87400", "#2d93cf", "#6
 MOST_NAMES = 40
 # Panels of points side by side, and names one below the other beside them.
 MOST_ACROSS, MOST_DOWN = 3, 14
+# Letters of a name above a picture before it goes on below, and numbers along an axis before they are thinned.
+MOST_LETTERS, MOST_PLACES = 72, 16
 
 Picture = Any  # a matplotlib Figure
 
@@ -85,6 +88,33 @@ def lines(curves: Mapping[str, Sequence[tuple[float, float]]], across: str, up: 
     _tidy(axes)
     if len(curves) > 1:
         axes.legend(frameon=False)
+    return picture
+
+
+def spreads(curves: Mapping[str, Sequence[tuple[float, float, float]]], across: str, up: str) -> Picture:
+    """Draw one curve per name through points (x, y, spread of y), with a bar where the spread is not zero.
+
+    The axis does not start at zero: such curves are close together, far above it.
+    """
+    names = [fill(name, MOST_LETTERS) for name in curves]
+    columns = 1 if max(map(len, names)) > MOST_LETTERS // 3 else min(len(names), MOST_ACROSS)
+    picture = blank(6.4, 3.6 + 0.2 * (len(names) / columns + sum(name.count("\n") for name in names)))
+    axes = picture.add_subplot()
+    for number, (name, points) in enumerate(zip(names, curves.values(), strict=True)):
+        xs, ys, bars = zip(*points, strict=True)
+        colour, marker = COLOURS[number % len(COLOURS)], "osD^v"[number % 5]
+        # a bar of length zero would be a cap across the point
+        lengths = [length or float("nan") for length in bars]
+        axes.errorbar(xs, ys, lengths, fmt=f"{marker}-", color=colour, label=name, markersize=4, capsize=3)
+    places = sorted({x for points in curves.values() for x, _, _ in points})
+    if len(places) <= MOST_PLACES:
+        axes.set_xticks(places)
+    else:
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_xlabel(across)
+    axes.set_ylabel(up)
+    _tidy(axes)
+    picture.legend(frameon=False, loc="outside upper left", ncols=columns, fontsize=9)
     return picture
 
 

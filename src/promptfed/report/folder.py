@@ -153,13 +153,35 @@ class RunFolder:
     clients: int
     planned_rounds: int | None
     scores: Scores | None
+    before: Scores | None
     after: Scores | None
+    newcomers: float | None
     deployed: Mapping[str, float] | None
     best_round: int | None
     best_mean: float | None
     traffic: Traffic
     seconds: float
     images_per_second: float | None
+
+    @property
+    def adapts(self) -> bool:
+        """Whether `scores` are of models that the method adapted in the end, not of those that clients received."""
+        return self.scores is not None and self.before is not None and self.scores != self.before
+
+    @property
+    def joined(self) -> int | None:
+        """The first round of the clients that joined after the others."""
+        late = _whole(self.recipe, "newcomers")
+        first = (_whole(self.recipe, "clients") or self.clients) - late
+        there = (one.number for one in self.rounds if any(client >= first for client in one.clients))
+        return next(there, None) if late else None
+
+    @property
+    def founders(self) -> float | None:
+        """The mean of `scores` over the clients that were there from the first round."""
+        each = self.scores.per_client[: self.clients - _whole(self.recipe, "newcomers")] if self.scores else ()
+        known = [value for value in each if value is not None]
+        return sum(known) / len(known) if known else None
 
     @property
     def contacts(self) -> int:
@@ -370,7 +392,9 @@ def _finished(path: Path, raw: Json, recipe: Json) -> dict[str, Any]:
             "clients": int(raw["clients"]),
             "planned_rounds": int(raw["rounds"]),
             "scores": _scores(accuracy),
+            "before": _scores(accuracy.get("before")),
             "after": _scores(accuracy.get("after")),
+            "newcomers": _number(accuracy.get("newcomers")),
             "deployed": _numbers(accuracy["deployed"]) if accuracy.get("deployed") else None,
             "best_round": None if accuracy["best_round"] is None else int(accuracy["best_round"]),
             "best_mean": _number(accuracy["best_mean"]),
@@ -386,8 +410,11 @@ def _unfinished(recipe: Json, rounds: tuple[Round, ...], partition: Partition | 
     """The same fields while there is no summary: names from the recipe, numbers from the rounds so far."""
     scored = [(one.received, one) for one in rounds if one.received is not None]
     last = scored[-1][0] if scored else None
-    best = max(scored, key=lambda pair: pair[0].mean, default=None)
+    # Once newcomers have joined, a mean over the others alone is no longer one of the same clients.
+    same = [pair for pair in scored if last and len(pair[0].per_client) == len(last.per_client)]
+    best = max(same, key=lambda pair: pair[0].mean, default=None)
     planned = recipe.get("rounds")
+    joining = _whole(recipe, "join_rounds") if _whole(recipe, "newcomers") else 0
     known = len(partition.clients) if partition else len(last.per_client) if last else 0
     totals = [(one.traffic.down_bytes, one.traffic.up_bytes) for one in rounds]
     return {
@@ -397,9 +424,11 @@ def _unfinished(recipe: Json, rounds: tuple[Round, ...], partition: Partition | 
         "backbone": _name(recipe, "backbone"),
         "seed": int(recipe.get("seed", 0)),
         "clients": known,
-        "planned_rounds": planned if isinstance(planned, int) else None,
+        "planned_rounds": planned + joining if isinstance(planned, int) else None,
         "scores": last,
+        "before": last,
         "after": None,
+        "newcomers": None,
         "deployed": next((one.deployed for one in reversed(rounds) if one.deployed), None),
         "best_round": best[1].number if best else None,
         "best_mean": best[0].mean if best else None,
@@ -454,6 +483,12 @@ def _integers(raw: Any) -> tuple[int, ...]:
 
 def _texts(raw: Any) -> tuple[str, ...]:
     return tuple(str(value) for value in raw)
+
+
+def _whole(recipe: Json, key: str) -> int:
+    """Return the whole number a recipe gives, or 0."""
+    found = recipe.get(key)
+    return found if isinstance(found, int) else 0
 
 
 def _name(recipe: Json, table: str) -> str:

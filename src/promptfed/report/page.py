@@ -67,6 +67,8 @@ def render(runs: Sequence[RunFolder]) -> str:
         offered=_offered(runs),
         details=[_details(run) for run in runs],
         several=len(runs) > 1,
+        adapting=" and ".join(group.label for group in groups if group.adapts),
+        joined=any(run.joined for run in runs),
     )
 
 
@@ -125,6 +127,7 @@ def _tiles(groups: Sequence[Group]) -> list[Tile]:
         if scored:
             value, index = max((_mean_score(group, attribute), -index) for index, group in enumerate(scored))
             tiles.append(Tile(name, percent(value), "%", _tile_detail(scored[-index], attribute, several)))
+    tiles += _newcomer_tile(scored, several)
     sizes = [(mean(run.down_bytes for run in group.runs), mean(run.up_bytes for run in group.runs)) for group in racing]
     least = min(range(len(racing)), key=lambda index: sum(sizes[index]))
     number, unit = human_bytes(sum(sizes[least])).split()
@@ -142,14 +145,34 @@ def _mean_score(group: Group, attribute: str) -> float:
 
 def _tile_detail(group: Group, attribute: str, several: bool) -> str:
     """Who leads; or for one run, the numbers next to the big one."""
-    scores = group.runs[0].scores
+    run, scores = group.runs[0], group.runs[0].scores
+    adapted = "after its own adaptation" if group.adapts else ""
     if several or len(group.runs) > 1 or scores is None:
-        return f"{'best of all: ' if several else ''}{group.label}, {_seed_count(group)}"
+        words = (f"{'best of all: ' if several else ''}{group.label}", _seed_count(group), adapted)
+        return ", ".join(filter(None, words))
     if attribute == "mean":
-        best = group.runs[0].best_mean
-        return f"best {percent(best or scores.mean)} % in round {group.runs[0].best_round}"
+        best = "" if run.best_mean is None else f"best {percent(run.best_mean)} % in round {run.best_round}"
+        if run.before is None or not adapted:
+            return best
+        return f"{adapted}; as received {percent(run.before.mean)} %, at {best}"
     known = [index for index, value in enumerate(scores.per_client) if value == scores.worst]
     return f"client {known[0]}; p10 {percent(scores.p10)} %" if known else f"p10 {percent(scores.p10)} %"
+
+
+def _newcomer_tile(groups: Sequence[Group], several: bool) -> list[Tile]:
+    """The newcomers' mean beside that of the clients that were there before them, where a group has both."""
+    found = []
+    for group in groups:
+        pairs = [(run.newcomers, run.founders) for run in group.runs]
+        known = [(new, old) for new, old in pairs if new is not None and old is not None]
+        if known:
+            new, old = (mean(each) for each in zip(*known, strict=True))
+            found.append((new, old, group))
+    if not found:
+        return []
+    new, old, group = max(found, key=lambda one: one[0])
+    who = f"best of all: {group.label}" if several else f"joined in round {group.runs[0].joined}"
+    return [Tile("Newcomers", percent(new), "%", f"{who}; founders {percent(old)} %")]
 
 
 def _seed_count(group: Group) -> str:

@@ -4,7 +4,7 @@ Each function takes plain values and a width, and returns one `<svg>`.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -62,9 +62,16 @@ class Spot:
 
 
 def line_chart(
-    lines: Sequence[Line], *, width: int, title: str, y_label: str, x_label: str = "round", unit: str = ""
+    lines: Sequence[Line],
+    *,
+    width: int,
+    title: str,
+    y_label: str,
+    x_label: str = "round",
+    unit: str = "",
+    events: Mapping[float, str] | None = None,
 ) -> str:
-    """Curves over rounds, each with its band, its last value written at its end."""
+    """Curves over rounds, each with its band, its last value written at its end; an event is an upright line."""
     frame = Frame(width, 200 + width / 8)
     xs = [x for line in lines for x, _ in line.points]
     ys = [y for line in lines for _, y in line.points] + [e for line in lines for b in line.band for e in b[1:]]
@@ -75,6 +82,7 @@ def line_chart(
     low = min(ys) if unit == "%" else min(0.0, *ys)
     up = y_axis(low, max(ys), frame, ceiling=100 if unit == "%" else None)
     parts = [y_grid(up, frame, y_label), x_ticks(across, frame, x_label)]
+    parts += [_event(x, text, across, frame) for x, text in (events or {}).items() if across.low <= x <= across.high]
     parts += [_band(line, across, up) for line in lines if line.band]
     parts += [_curve(line, across, up, x_label, unit) for line in lines]
     parts.append(_end_values(lines, across, up))
@@ -132,6 +140,15 @@ def exchange_chart(spots: Sequence[Spot], *, width: int, title: str) -> str:
 
 def _path(points: Iterable[Point], across: Axis, up: Axis) -> str:
     return "L".join(f"{n(across.at(x))} {n(up.at(y))}" for x, y in points)
+
+
+def _event(x: float, text: str, across: Axis, frame: Frame) -> str:
+    """An upright line with its name above it, on the side where there is room."""
+    place, left = across.at(x), across.at(x) < frame.left + frame.inner / 2
+    name = (
+        f'<text class="tick {"start" if left else "end"}" x="{n(place)}" y="{n(frame.top - 5)}">{escape(text)}</text>'
+    )
+    return f'<path class="event" d="M{n(place)} {n(frame.top)}V{n(frame.height - frame.bottom)}"/>{name}'
 
 
 def _band(line: Line, across: Axis, up: Axis) -> str:

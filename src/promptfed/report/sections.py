@@ -84,10 +84,36 @@ def _curves(groups: Sequence[Group], colours: Mapping[str, int], where: str) -> 
         if len(groups) == 1
         else "Solid: the mean of the clients; dashed: the worst client."
     )
+    joined: dict[int, list[str]] = {}
+    for group in groups:
+        if (when := group.runs[0].joined) is not None:
+            joined.setdefault(when, []).append(group.label)
+    if joined:
+        some = [
+            f"in round {when}" + ("" if len(names) == len(groups) else f" of {' and '.join(names)}")
+            for when, names in joined.items()
+        ]
+        caption += (
+            f" Vertical line: newcomers join {', '.join(some)}; from there on they count too, before they do not."
+        )
+    caption += _adapted(
+        groups, " After the method's own adaptation, in the end, {} is in the table and not drawn here."
+    )
     draw: Draw = lambda width: line_chart(  # noqa: E731
-        lines, width=width, title="Accuracy over the rounds", y_label="accuracy (%)", unit="%"
+        lines,
+        width=width,
+        title="Accuracy over the rounds",
+        y_label="accuracy (%)",
+        unit="%",
+        events=dict.fromkeys(map(float, joined), "newcomers join"),
     )
     yield both_widths(draw, keys, where + caption)
+
+
+def _adapted(groups: Sequence[Group], sentence: str) -> str:
+    """The sentence about the methods whose models were adapted in the end; nothing if there is none."""
+    names = [group.label for group in groups if group.adapts]
+    return sentence.format(" and ".join(names)) if names else ""
 
 
 def _one_curve(group: Group, colour: int) -> tuple[list[Line], list[Key]]:
@@ -135,7 +161,8 @@ def _clients(groups: Sequence[Group], colours: Mapping[str, int], where: str) ->
         return
     many = any(len(one.values) > MOST_BARS for one in series)
     seed = f" (seed {groups[0].runs[0].seed})" if any(len(group.runs) > 1 for group in groups) else ""
-    caption = f"Test accuracy of the clients in the last evaluation{seed}. "
+    caption = f"Test accuracy of the clients in the last evaluation{seed}"
+    caption += _adapted(groups, ", of {} after the method's own adaptation") + ". "
     if many or sum(len(one.values) for one in series) > CROWDED:
         caption += "Where bars would not fit, a curve shows the clients sorted from worst to best. "
     caption += "The more even, the fewer clients are left behind."
@@ -214,6 +241,7 @@ def _exchange(groups: Sequence[Group], colours: Mapping[str, int], where: str) -
     caption += "; the scale is logarithmic."
     if any(one.spread for one in spots):
         caption += " Bars: one standard deviation over the seeds, to either side."
+    caption += _adapted(groups, " Accuracy of {}: after the method's own adaptation.")
     draw: Draw = lambda width: exchange_chart(spots, width=width, title="Accuracy against traffic")  # noqa: E731
     yield both_widths(draw, [], where + caption)
 

@@ -11,7 +11,7 @@ from promptfed.errors import PromptFedError
 from promptfed.report.folder import RunFolder
 
 if TYPE_CHECKING:
-    from rich.table import Table as RichTable
+    from rich.console import RenderableType
 
 # Keys that a table shows anyway, or that make no difference to what was run.
 _SHOWN = {"seed", "clients", "rounds"}
@@ -43,6 +43,7 @@ class Table:
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
+    names: int = 1  # so many columns, from the first, tell which row is which
 
     @property
     def legend(self) -> str:
@@ -74,30 +75,11 @@ class Table:
         writer.writerows([[field for cell in row for field in cell.fields] for row in self.rows])
         return out.getvalue()
 
-    def to_rich(self, width: int | None = None) -> "RichTable":
-        """Render for the terminal; a table wider than `width` stands upright, a column per row."""
-        from rich.table import Table as RichTable
-        from rich.text import Text
+    def to_rich(self, width: int | None = None) -> "RenderableType":
+        """Render for the terminal; if wider than `width` it stands upright, or in parts below each other."""
+        from promptfed.report.layout import laid_out
 
-        out = RichTable(caption=self.legend, caption_justify="left", header_style="")
-        shown = [[Text(cell.text, style="bold" if cell.best else "") for cell in row] for row in self.rows]
-        if width is None or self._width() <= width:
-            for column in self.columns:
-                out.add_column(column.title, justify="right" if column.numeric else "left")
-            for line in shown:
-                out.add_row(*line)
-            return out
-        out.add_column(self.columns[0].title)
-        for line in shown:
-            out.add_column(line[0], justify="right")
-        for number, column in enumerate(self.columns[1:], 1):
-            out.add_row(column.title, *(line[number] for line in shown))
-        return out
-
-    def _width(self) -> int:
-        """Return how many characters the table takes side by side, its rules included."""
-        texts = [[column.title, *(row[i].text for row in self.rows)] for i, column in enumerate(self.columns)]
-        return sum(max(map(len, column)) + 3 for column in texts) + 1
+        return laid_out(self, width)
 
 
 @dataclass(frozen=True)
@@ -126,6 +108,11 @@ class Group:
         """Whether the runs have their summaries; a group never mixes the two."""
         return self.runs[0].finished
 
+    @property
+    def adapts(self) -> bool:
+        """Whether the scores are of models that the method adapted in the end, not of those that clients received."""
+        return any(run.adapts for run in self.runs)
+
 
 @dataclass(frozen=True)
 class _Measure:
@@ -137,7 +124,7 @@ class _Measure:
 
 def compare(runs: Sequence[RunFolder]) -> Table:
     """Return one row per method and setting: accuracies, traffic and time, seeds pooled as mean ± std."""
-    return _table(group_runs(runs), _COMPARED)
+    return _table(group_runs(runs), _compared(runs))
 
 
 def headline(runs: Sequence[RunFolder]) -> Table:
@@ -188,7 +175,7 @@ def _table(groups: Sequence[Group], measures: Sequence[_Measure]) -> Table:
     columns = [_ranked(measure, groups) for measure in measures]
     head = tuple(column for column, _ in names) + tuple(measure.column for measure in measures)
     rows = zip(*(cells for _, cells in names), *columns, strict=True)
-    return Table(head, tuple(rows))
+    return Table(head, tuple(rows), len(names))
 
 
 def _method_column(groups: Sequence[Group]) -> tuple[Column, list[Cell]]:
@@ -197,8 +184,10 @@ def _method_column(groups: Sequence[Group]) -> tuple[Column, list[Cell]]:
     for group in groups:
         seeds = f" (n={len(group.runs)})" if len(group.runs) > 1 else ""
         cells.append(Cell(f"{group.label}{seeds}", (group.label, str(len(group.runs)))))
-    several = any(len(group.runs) > 1 for group in groups)
-    return Column("method", "n seeds as mean ± sample std" if several else "", ("method", "seeds"), False), cells
+    told = ["n seeds as mean ± sample std"] if any(len(group.runs) > 1 for group in groups) else []
+    # A method adapts at the very end, so of an unfinished run there is nothing else to show.
+    told += ["unfinished runs as received, so far"] if not all(group.finished for group in groups) else []
+    return Column("method", ", ".join(told), ("method", "seeds"), False), cells
 
 
 def _setting_columns(groups: Sequence[Group]) -> list[tuple[Column, list[Cell]]]:
@@ -302,9 +291,10 @@ def _accuracy(title: str, legend: str, read: Callable[[RunFolder], float | None]
     return _Measure(column, fill)
 
 
-def _best() -> _Measure:
+def _best(ranked: bool) -> _Measure:
     """The best mean over the rounds, and when it was reached."""
-    column = Column("best", "best mean of any round @ that round", ("best", "best_std", "best_round"))
+    legend = "best mean as received of any round @ that round"
+    column = Column("best", legend, ("best", "best_std", "best_round"))
 
     def fill(group: Group) -> tuple[Cell, float | None]:
         found = _values(group, lambda run: run.best_mean)
@@ -312,7 +302,8 @@ def _best() -> _Measure:
         if not found or not rounds:
             return _missing(column)
         when = "–".join(map(str, sorted({rounds[0], rounds[-1]})))
-        return Cell(f"{_pooled(found, percent)} @ {when}", (*_plain(found, percent), when)), round(mean(found), 4)
+        cell = Cell(f"{_pooled(found, percent)} @ {when}", (*_plain(found, percent), when))
+        return cell, round(mean(found), 4) if ranked else None
 
     return _Measure(column, fill)
 
@@ -350,19 +341,40 @@ def _whole_run() -> _Measure:
     return _Measure(column, fill)
 
 
-_MEAN = _accuracy(
-    "mean",
-    "accuracy in percent, each client on its own test images",
-    lambda run: run.scores.mean if run.scores else None,
+def _compared(runs: Sequence[RunFolder]) -> tuple[_Measure, ...]:
+    """The columns of the long table; what sets adapted models and newcomers apart is there if any run has them."""
+    adapting = any(run.adapts for run in runs)
+    return (
+        _mean(" (so are worst, p10 and weighted)"),
+        *([_BEFORE] if adapting else []),
+        *([_NEWCOMERS] if any(run.newcomers is not None for run in runs) else []),
+        *_MORE,
+        # As received is not how such methods are used: who leads there may be last in the end.
+        _best(ranked=not adapting),
+        *_COSTS,
+    )
+
+
+def _mean(others: str = "") -> _Measure:
+    """The headline, and for the legend which other columns are of the same models."""
+    legend = "accuracy in percent, each client on its own test images, after the method's own adaptation if it has one"
+    return _accuracy("mean", legend + others, lambda run: run.scores.mean if run.scores else None)
+
+
+_BEFORE = _accuracy(
+    "before", "mean as received, before that adaptation", lambda run: run.before.mean if run.before else None
 )
-_COMPARED = (
-    _MEAN,
+_NEWCOMERS = _accuracy(
+    "newcomers", "mean of the clients that joined after the others, counted in mean too", lambda run: run.newcomers
+)
+_MORE = (
     _accuracy("worst", "the worst client", lambda run: run.scores.worst if run.scores else None),
     _accuracy("p10", "the client at the 10th percentile", lambda run: run.scores.p10 if run.scores else None),
     _accuracy("weighted", "mean weighted by test images", lambda run: run.scores.weighted if run.scores else None),
     _accuracy("after", "mean after one more local training", lambda run: run.after.mean if run.after else None),
     _accuracy("deployed", "the server's own model, no client", lambda run: (run.deployed or {}).get("all")),
-    _best(),
+)
+_COSTS = (
     _per_contact(
         "down", "sent to one client per round", lambda run: run.down_bytes, lambda run: run.traffic.down_floats
     ),
@@ -370,7 +382,7 @@ _COMPARED = (
     _seconds(),
 )
 _HEADLINE = (
-    _MEAN,
+    _mean(),
     _accuracy("worst client", "the client served worst", lambda run: run.scores.worst if run.scores else None),
     _whole_run(),
 )
