@@ -278,6 +278,21 @@ def test_divergence(method: str, images: Path, tmp_path: Path) -> None:
     assert "Training diverged in round 1" in sentence(promptfed("run", "--resume", tmp_path / "run"))
 
 
+def test_photographs_for_a_word(tmp_path: Path) -> None:
+    pytest.importorskip("diffusers")
+    (tmp_path / "photos" / "ball").mkdir(parents=True)
+    for number in range(4):
+        Image.new("RGB", (40, 40), (60 * number, 0, 0)).save(tmp_path / "photos" / "ball" / f"{number}.png")
+    words = ["run", "relic", f"data.name=folder:{tmp_path / 'photos'}", "data.test_fraction=0", "clients=1"]
+    for more, expected in (
+        ("data.size=16", "data.size=16 is less than the 32 pixels a side that the backbone draws; set data.size=32."),
+        ("method.vectors=30", "with a word of 30 vectors is longer than 24 tokens."),
+        ("method.initialiser=clematis", 'it must be one, as "thing" is.'),
+    ):
+        assert expected in sentence(promptfed(*words, more, "--out", tmp_path / "run"))
+        assert not (tmp_path / "run").exists()
+
+
 def test_divergence_under_noise_names_what_scales_it(images: Path, tmp_path: Path) -> None:
     guards = ["guards.clip=1e30", "guards.noise=1e9"]
     done = promptfed("run", "fedavg", *tiny(images), *guards, "--out", tmp_path / "run")

@@ -277,6 +277,21 @@ def test_young_keys_at_their_first_value_leave_the_hash_as_it_was() -> None:
         assert replace(recipe, **change).hash != recipe.hash
 
 
+@pytest.mark.parametrize("method", ["per-fedavg", "fedrep", "fedbabu", "fedavg"])
+def test_a_key_that_is_young_to_some_methods_alone(method: str) -> None:
+    recipe = one(method)
+    bare = replace(recipe, method={key: value for key, value in recipe.method.items() if key != "drop_last"})
+    assert (bare.hash == recipe.hash) == (method != "fedavg")
+    assert one(method, "method.drop_last=true").hash != recipe.hash
+
+
+def test_a_word_is_learned_from_a_few_photographs_each() -> None:
+    assert one("relic").partition == {"name": "equal", "each": 3, "repeat": False}
+    assert one("fedti", "partition.each=5").partition["each"] == 5
+    assert one("relic", "partition.name=iid").partition["name"] == "iid"
+    assert one("fedavg").partition["name"] == "pathological"
+
+
 def test_flatten() -> None:
     flat = flatten(one("local", "seed=3"))
     assert (flat["seed"], flat["method.name"], flat["fleet.precision"]) == (3, "local", "tf32")

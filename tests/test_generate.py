@@ -122,7 +122,11 @@ def test_what_cannot_be_drawn_is_said(relic: Finished, alone: Finished, tmp_path
     with pytest.raises(PromptFedError, match="Only the global word is kept"):
         generate(relic, Brush(count=1), out, client=1, rounds=(1,))
     with pytest.raises(PromptFedError, match="no ending of a picture"):
-        generate(relic, Brush(count=1), tmp_path / "grid.nothing")
+        generate(relic, Brush(count=1, steps=0), tmp_path / "grid.nothing")  # said before anything is drawn
+    with pytest.raises(PromptFedError, match="--guidance must be a finite number, not nan"):
+        Brush(guidance=float("nan"))
+    with pytest.raises(PromptFedError, match='Unknown device "foo"'):
+        open_run(relic.folder, "foo")
     with pytest.raises(PromptFedError, match="is a run of fedavg, which learns no word"):
         global_word(open_run(classified("fedavg", tmp_path / "other")))
 

@@ -49,6 +49,21 @@ def test_only_wanted_jobs_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert done == {one.folder: Done(), two.folder: Done({"rounds": 1}), three.folder: Done(problem="Broken.")}
 
 
+def test_what_is_known_is_handed_on_after_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(job: Job) -> Done:
+        return Done({"rounds": 1}) if job.label == "b" else Done(problem="Broken.")
+
+    monkeypatch.setattr(jobs, "work", work)
+    one, two = (Job(name, Recipe(seed=seed, device="cpu"), tmp_path / name) for seed, name in enumerate("ab"))
+    seen: list[dict[Path, Done]] = []
+    execute({"x": [one], "y": [two]}, ["x", "y"], tmp_path, keep=lambda done: seen.append(dict(done)))
+    broken, fine = {one.folder: Done(problem="Broken.")}, {two.folder: Done({"rounds": 1})}
+    assert seen == [broken | {two.folder: Done()}, broken | fine]  # nothing was finished before the first
+    seen.clear()
+    execute({"x": [one], "y": [two]}, [], tmp_path, keep=lambda done: seen.append(dict(done)))
+    assert seen == []  # nothing was to be run
+
+
 def test_what_is_finished_elsewhere_is_merged(table: Path, tmp_path: Path, counted: list[str]) -> None:
     one, two, all_of_it = tmp_path / "one", tmp_path / "two", tmp_path / "all"
     assert run(table, one, "--only", "local").code == 0
@@ -248,6 +263,25 @@ def test_workers_end_with_the_table(number: int, table: Path, tmp_path: Path) ->
     time.sleep(0.5)  # a worker that had outlived its parent would write on
     assert [path.stat().st_size for path in lines] == sizes
     assert folders(out) == set()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_killed_table_leaves_what_is_finished(workers: int, table: Path, tmp_path: Path) -> None:
+    out, words = tmp_path / "out", ["rounds=60", "--columns", "iid", "--seeds", "0,1,2", "--workers", str(workers)]
+    command = [sys.executable, "-m", "promptfed", "reproduce", table, "--out", out, "--device", "cpu", *words]
+    began = subprocess.Popen(
+        list(map(str, command)), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        until((out / "table.json").exists)
+    finally:
+        began.kill()
+        began.wait()
+    found = read_table(out)
+    by_seed = {f"iid/{row['row']}/seed{seed}" for row in found["rows"] for seed in row["ours"]["by_seed"]}
+    assert by_seed
+    assert by_seed <= folders(out)
+    assert found.get("unfinished") == 6 - len(by_seed)
 
 
 def test_a_dead_worker_is_told(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,9 @@ from promptfed.outcome import (
     difference,
     headline,
     paper_of,
+    papers_measure,
     pool,
     rank_correlation,
-    weighted_difference,
     with_quality,
 )
 
@@ -86,7 +86,9 @@ def test_the_papers_mean_is_over_the_clients_we_have() -> None:
 # -- agreement with the paper -----------------------------------------------------------------------------------------
 
 
-def entry(row: str, ours: float | None, paper: float | None, column: str = "left", weighted: float = 0.0) -> Entry:
+def entry(
+    row: str, ours: float | None, paper: float | None, column: str = "left", weighted: float | None = 0.0
+) -> Entry:
     """Return a cell by its two numbers, in percent."""
     made = pool({} if ours is None else {0: summary(ours / 100)}, {}, 1)
     made["weighted"] = weighted
@@ -104,8 +106,28 @@ def entry(row: str, ours: float | None, paper: float | None, column: str = "left
 
 def test_ours_minus_the_papers_by_either_measure() -> None:
     both, lost = entry("a", 50.0, 53.5, weighted=61.25), entry("b", None, None)
-    assert (both["difference"], weighted_difference(both)) == (-3.5, 7.75)
-    assert (lost["difference"], weighted_difference(lost)) == (None, None)
+    assert (both["difference"], difference(both["ours"], both["paper"], "weighted")) == (-3.5, 7.75)
+    assert (lost["difference"], difference(lost["ours"], lost["paper"], "weighted")) == (None, None)
+
+
+def test_the_papers_figures_count_images_where_a_table_does() -> None:
+    assert papers_measure(["mean", "weighted"]) == "weighted"
+    assert [papers_measure([name]) for name in ("mean", "deployed", "fid")] == ["mean", "deployed", "fid"]
+
+
+def rounds_of(best: float | None, weighted: float = 0.5) -> Any:
+    """Return a summary that counts images, with the best round's accuracy unless the run is too old for it."""
+    made = summary(0.5)
+    made["accuracy"] |= {"weighted": weighted} | ({} if best is None else {"best_weighted": best})
+    return made
+
+
+def test_the_best_round_is_averaged_over_all_seeds_or_not_at_all() -> None:
+    assert pool({0: rounds_of(0.7), 1: rounds_of(0.8)}, {}, 2).get("best_weighted") == 75.0
+    for runs in ({0: rounds_of(0.7), 1: rounds_of(None)}, {0: rounds_of(None)}, {}):
+        ours = pool(runs, {}, 2)
+        assert "best_weighted" in ours
+        assert ours["best_weighted"] is None
 
 
 def test_rank_correlation_by_hand() -> None:
@@ -135,17 +157,27 @@ def test_rank_correlation_sees_nothing_but_order(values: list[int], shuffle: ran
 def test_agreement_and_what_is_far() -> None:
     rows = [
         entry("a", 50.0, 53.0, weighted=60.0),  # exactly three points are not more than three
-        entry("b", 60.0, 56.9, weighted=50.0),
+        entry("b", 60.0, 56.9, weighted=54.0),
         entry("c", 70.0, 70.0, weighted=70.0),
         entry("ours", 80.0, None),
-        entry("lost", None, 90.0),
-        entry("a", 50.0, 50.0, column="right"),
+        entry("lost", None, 90.0, weighted=None),
+        entry("a", 50.0, 50.0, column="right", weighted=50.0),
     ]
+    left, right = agreement(rows, ["mean"])
+    assert left == {"column": "left", "methods": 3, "rank_correlation": {"mean": 1.0}, "far": ["b"], "by": "mean"}
+    assert right == {"column": "right", "methods": 1, "rank_correlation": {"mean": None}, "far": [], "by": "mean"}
     left, right = agreement(rows, ["mean", "weighted"])
     # by weighted the first two change places: ranks 1 0 2 against 0 1 2, 1 − 6 · 2 / (3 · 8)
-    expected = {"mean": 1.0, "weighted": 0.5}
-    assert left == {"column": "left", "methods": 3, "rank_correlation": expected, "far": ["b"]}
-    assert right == {"column": "right", "methods": 1, "rank_correlation": {"mean": None, "weighted": None}, "far": []}
+    expected = {"weighted": 0.5, "mean": 1.0}
+    assert left == {"column": "left", "methods": 3, "rank_correlation": expected, "far": ["a"], "by": "weighted"}
+    assert list(left["rank_correlation"]) == ["weighted", "mean"]  # the paper's own comes first
+    assert (right["methods"], right["far"], right.get("by")) == (1, [], "weighted")
+
+
+def test_what_the_paper_prints_decides_what_is_far() -> None:
+    rows = [entry("far", 62.0, 62.5, weighted=50.0), entry("near", 61.16, 70.76, weighted=70.39)]
+    assert [one["far"] for one in agreement(rows, ["mean", "weighted"])] == [["far"]]
+    assert [one["far"] for one in agreement(rows, ["mean"])] == [["near"]]
 
 
 # -- other headlines --------------------------------------------------------------------------------------------------

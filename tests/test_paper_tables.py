@@ -9,8 +9,8 @@ import pytest
 from promptfed.cells import Figure
 from promptfed.errors import PromptFedError
 from promptfed.outcome import Entry, Outcome, agreement, difference, paper_of, pool
-from promptfed.tables import failures, read_table, remarks, to_markdown, views, write_table
-from test_outcome import cell, entry, measured, summary
+from promptfed.tables import failures, read_table, remarks, to_csv, to_latex, to_markdown, views, write_table
+from test_outcome import cell, entry, measured, rounds_of, summary
 
 
 def outcome(**changes: Any) -> Outcome:
@@ -135,24 +135,102 @@ def test_what_is_no_table_gets_one_sentence(tmp_path: Path) -> None:
 
 
 def test_both_measures_and_the_agreement_are_shown() -> None:
-    rows = [entry("a", 50.0, 53.5, weighted=61.25), entry("b", 60.0, 57.5), entry("c", 70.0, 70.0)]
+    rows = [entry("a", 50.0, 53.5, weighted=61.25), entry("b", 60.0, 57.5), entry("c", 70.0, 70.0, weighted=70.0)]
     columns = [{"name": "left", "title": "Left", "clients": []}]
     both = ["mean", "weighted"]
     made = outcome(rows=rows, columns=columns, measures=both, agreement=agreement(rows, both))
     text = to_markdown(made)
-    assert "| method | ours | paper | ours − paper | weighted | weighted − paper | before |" in text
-    assert "| A | 50.00 | 53.50 | -3.50 | 61.25 | +7.75 | 25.00 |" in text
+    assert "| method | ours | paper | ours − paper | weighted | weighted − paper | best round | before |" in text
+    assert "| A | 50.00 | 53.50 | -3.50 | 61.25 | +7.75 | – | 25.00 |" in text
     assert "weighted: every test image counts once, not every client" in text
-    # by weighted (1, −1/2, −1/2) against (−1, 0, 1): −3/2 over √(3/2) · √2
-    order = "Rank correlation with the paper's order of 3 methods: 1.00 by mean, -0.87 by weighted."
-    assert f"## Order of the methods\n\n- {order}\n" in text
-    far = "A: 50.00, the paper's is 53.50 (-3.50); weighted 61.25 (+7.75)."
-    assert f"## More than 3 points from the paper\n\n- {far}\n\n## Deviations" in text
-    made["measures"] = ["mean"]
-    assert "- A: 50.00, the paper's is 53.50 (-3.50).\n" in to_markdown(made)
+    # by weighted ranks 1 0 2 against 0 1 2: 1 − 6 · 2 / (3 · 8)
+    order = "0.50 by weighted, which is what the paper prints; 1.00 by mean."
+    assert f"## Order of the methods\n\n- Rank correlation with the paper's order of 3 methods: {order}\n" in text
+    far = [
+        "- A: weighted 61.25, the paper's is 53.50 (+7.75); the mean over clients is 50.00 (-3.50).",
+        "- B: weighted 0.00, the paper's is 57.50 (-57.50); the mean over clients is 60.00 (+2.50).",
+    ]
+    assert "## More than 3 points from the paper\n\n" + "\n".join(far) + "\n\n## Deviations" in text
     made["columns"].append({"name": "right", "title": "Right", "clients": []})
-    assert "- Rank correlation with the paper's order of 3 methods in Left: 1.00 by mean," in to_markdown(made)
-    assert "- A (left): 50.00, the paper's" in to_markdown(made)
+    assert "- Rank correlation with the paper's order of 3 methods in Left: 0.50 by weighted," in to_markdown(made)
+    assert "- A (left): weighted 61.25, the paper's" in to_markdown(made)
+    made |= {"measures": ["mean"], "agreement": agreement(rows, ["mean"])}
+    assert "order of 3 methods in Left: 1.00.\n" in to_markdown(made)
+    assert "- A (left): 50.00, the paper's is 53.50 (-3.50).\n" in to_markdown(made)
+
+
+def test_the_best_round_stands_beside_the_last_where_images_count() -> None:
+    made = outcome(measures=["mean", "weighted"])
+    made["rows"][0]["ours"] = pool({0: rounds_of(0.7, 0.6), 1: rounds_of(0.8, 0.65)}, {}, 2)
+    text = to_markdown(made)
+    assert "| weighted | weighted − paper | best round | before |" in text
+    assert "| 62.50 | -29.50 | 75.00 | 25.00 |" in text
+    assert "| Method Two | – | – | diverged | – | – | – | – | – |" in text
+    assert "best round: the highest weighted of any tested round, as received;" in text
+    assert "best round" not in to_markdown(made | {"measures": ["mean"]})
+    for row in made["rows"]:  # a table from before there was such a number
+        del row["ours"]["best_weighted"]
+    assert "best round" not in to_markdown(made)
+    assert "| weighted − paper | before |" in to_markdown(made)
+
+
+def test_the_best_of_a_grid_is_compared_by_what_the_paper_prints() -> None:
+    made = outcome(measures=["mean", "weighted"])
+    made["rows"][0]["tuned"] = {
+        "setting": {"method.lr": 0.05},
+        "grid": [],
+        "ours": pool({0: rounds_of(None, weighted=0.875)}, {}, 2),
+        "difference": -4.5,
+    }
+    text = to_markdown(made)
+    assert "| best of grid | best of grid, weighted | best, weighted − paper | chosen |" in text
+    assert "| 50.00 | 87.50 | -4.50 | lr=0.05 |" in text  # of the paper's 92, not of the mean of 50
+
+
+def test_an_unfinished_table_says_so() -> None:
+    assert "Unfinished" not in to_markdown(outcome())
+    sentence = "3 runs are still to be made; till then a cell may be empty or have fewer seeds."
+    assert f"## Unfinished\n\n- {sentence}\n\n## Failures" in to_markdown(outcome(unfinished=3))
+    assert remarks(outcome(unfinished=1))["Unfinished"][0].startswith("1 run is still to be made;")
+
+
+# -- for papers and programs ------------------------------------------------------------------------------------------
+
+
+def two_columns() -> Outcome:
+    """Return a table whose second column has no clients of its own."""
+    made = outcome()
+    made["columns"].append({"name": "right", "title": "Right", "clients": []})
+    made["rows"][1] |= {"column": "right", "ours": pool({0: summary(0.5)}, {1: "Broken."}, 2)}
+    return made
+
+
+def test_csv_word_for_word() -> None:
+    assert to_csv(two_columns()) == (
+        "column,method,A,A_paper,B,B_paper,ours,ours_std,ours_lost,paper,ours_difference,before,after,"
+        "down_floats,up_floats,down_and_up_bytes,paper_floats\n"
+        "Left,Method One,85.00,91.00,95.00,93.00,90.00,7.07,,92.00,-2.00,25.00,90.00,6,4,40,12\n"
+        "Right,Method Two,,,,,50.00,,1 failed,,,25.00,,6,4,40,\n"
+    )
+
+
+def test_every_field_of_a_cell_has_a_name() -> None:
+    made = outcome(measures=["mean", "weighted"])
+    made["rows"][0]["tuned"] = {"setting": {}, "grid": [], "ours": pool({}, {}, 2), "difference": None}
+    for shown in (made, outcome(measures=["fid"])):
+        ((_, table),) = views(shown)
+        for row in table.rows:
+            assert [len(cell.fields) for cell in row] == [len(column.fields) for column in table.columns]
+
+
+def test_latex_has_one_table_per_column() -> None:
+    text = to_latex(two_columns())
+    assert text.startswith("% A table – Left\n\\begin{table}\n")
+    assert "\n\n% A table – Right\n\\begin{table}\n" in text
+    assert "method & A & B & ours & paper & ours $-$ paper &" in text
+    assert "Method One & 85.00 (91.00) & 95.00 (93.00) & 90.00 $\\pm$ 7.07 & 92.00 & -2.00 &" in text
+    assert "−" not in text
+    assert to_latex(outcome()).startswith("% A table\n")
 
 
 def test_a_table_from_before_measures_is_still_read(tmp_path: Path) -> None:

@@ -1,17 +1,21 @@
 """Whole tables: which cells, in which order, with which settings, and ours beside theirs."""
 
+import csv
+import io
 import json
+import re
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from promptfed import config, reproduce, terminal
+from promptfed import config, jobs, reproduce, terminal
 from promptfed.cli import training
 from promptfed.errors import PromptFedError
 from promptfed.jobs import Done, Job
 from promptfed.reproduce import Plan, deviations, find_table
-from promptfed.tables import read_table, to_markdown
+from promptfed.tables import read_table, to_csv, to_latex, to_markdown
 from small_tables import count_runs, folders, run, small_table
 from test_cli import promptfed
 from test_runner import write_images
@@ -82,7 +86,11 @@ def test_all_thirteen_rows_of_pfedpts_table_1(tmp_path: Path, monkeypatch: pytes
         assert rows[f"{name}-tuned"]["before"] == rows[name]["mean"]
         assert rows[f"{name}-tuned"]["mean"] != rows[name]["mean"]
     (order,) = found.get("agreement", [])
-    assert (order["methods"], set(order["rank_correlation"])) == (13, {"mean", "weighted"})
+    assert (order["methods"], list(order["rank_correlation"])) == (13, ["weighted", "mean"])
+    for name, ours in rows.items():  # a single round is the best one; what a method does to it afterwards is not in it
+        best = json.loads((Path("out/dir-cnn") / name / "seed0/summary.json").read_text())["accuracy"]["before"]
+        assert ours.get("best_weighted") == pytest.approx(100 * best["weighted"], abs=1e-4)
+    assert "| best round |" in to_markdown(found)
 
 
 def test_domains_of_the_servers_model_are_no_clients() -> None:
@@ -152,6 +160,23 @@ def test_the_grid_is_tried_on_validation_images(table: Path, tmp_path: Path, cou
     assert len(counted) == made
 
 
+def test_the_best_of_a_grid_is_judged_by_what_the_paper_prints(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.write_text('measures = ["mean", "weighted"]\n' + table.read_text(encoding="utf-8"), encoding="utf-8")
+    work = jobs.work
+
+    def counting_images(job: Job) -> Done:
+        summary = dict(work(job).summary or {})
+        return Done(summary | {"accuracy": summary["accuracy"] | {"mean": 0.5, "weighted": 0.75}})
+
+    monkeypatch.setattr(jobs, "work", counting_images)
+    assert run(table, tmp_path / "out", "--tune", "--only", "fedavg", "--columns", "dirichlet").code == 0
+    (row,) = read_table(tmp_path / "out")["rows"]
+    assert row["tuned"] is not None
+    assert (row["difference"], row["tuned"]["difference"]) == (-5.5, 19.5)  # 50 and 75 of the paper's 55.5
+
+
 def scored(mean: float) -> Done:
     return Done({"accuracy": {"mean": mean}})
 
@@ -185,6 +210,213 @@ def test_deviations_name_key_and_cells(table: Path) -> None:
         "The paper's mean is taken over our clients A, B instead of A, B, C (iid/fedavg).",
     ]
     assert told("rounds=4", "data.name=npz:/somewhere/else.npz")[0] == "`data.name`: npz:tiny.npz → npz:else.npz."
+
+
+def test_a_deviation_of_some_cells_names_them_where_the_paper_has_no_figures(tmp_path: Path) -> None:
+    figure, images = find_table("pfedpt/fig8-prompt-type"), tmp_path / "some.npz"
+    cells = {name: cell for name, cell in figure.cells().items() if name in ("p2/frame", "p4/frame")}
+    words = (f"data.name=npz:{images}", "method.size=4")
+    told = deviations(figure, {name: reproduce._recipe(cell, words) for name, cell in cells.items()})
+    assert "`method.size`: 2 → 4 (p2/frame)." in told
+    assert "`data.name`: cifar10 → npz:some.npz." in told  # which is about both
+
+
+def test_an_unknown_key_is_told_with_its_cell_and_method(table: Path, tmp_path: Path, counted: list[str]) -> None:
+    table.write_text(
+        table.read_text(encoding="utf-8") + '[[rows]]\nname = "rep"\nrecipe.method = { name = "fedrep" }\n',
+        encoding="utf-8",
+    )
+    done = run(table, tmp_path / "out", "method.tune_epochs=1", "--columns", "iid", "--only", "fedavg,rep")
+    sentence = 'Unknown key "method.tune_epochs" in cell rep of iid (method fedrep); did you mean "method.'
+    assert (done.code, sentence in done.err, counted) == (2, True, [])  # FedAvg knows it
+    done = run(table, tmp_path / "out", "roundz=1", "--columns", "iid", "--only", "rep")
+    assert 'Unknown key "roundz" in cell rep of iid (method fedrep); did you mean "rounds"?' in done.err
+    done = run(table, tmp_path / "out", "method.name=local", "method.mu=1", "--columns", "iid", "--only", "rep")
+    assert 'Unknown key "method.mu" in cell rep of iid (method local);' in done.err
+
+
+def test_every_row_of_pfedpts_table_1_may_drop_incomplete_batches() -> None:
+    for cell in find_table("pfedpt/t1-cifar10").cells().values():
+        assert reproduce._recipe(cell, ["method.drop_last=true"]).method["drop_last"] is True
+
+
+# -- what the page says -----------------------------------------------------------------------------------------------
+
+
+def page_rows(heading: str) -> list[list[str]]:
+    """Return the cells of the first table of docs/reproducing.md below a heading."""
+    page = (Path(__file__).parents[1] / "docs" / "reproducing.md").read_text(encoding="utf-8")
+    lines = page.split(f"{heading}\n", 1)[1].splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("|"))
+    rows = takewhile(lambda line: line.startswith("|"), lines[start + 2 :])
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in rows]
+
+
+def test_the_page_lists_every_table_and_counts_its_cells() -> None:
+    listed: list[str] = []
+    for names, what, cells in page_rows("# Reproducing a paper's table"):
+        tables = re.findall(r"`([^`]+)`", names)
+        assert what
+        assert int(cells) == sum(len(find_table(name).cells()) for name in tables)
+        listed += tables
+    assert sorted(listed) == sorted(config.tables())
+
+
+def test_the_page_names_every_grid() -> None:
+    told: dict[str, set[tuple[float, ...]]] = {}
+    for name, *grids in page_rows("## The best of a grid"):
+        rates = {tuple(map(float, grid.split(", "))) for grid in grids if grid != "–"}
+        told[name.strip("`")] = rates
+    found: dict[str, set[tuple[float, ...]]] = {}
+    for name in config.tables():
+        rows = find_table(name).rows
+        rates = {tuple(row.tune["method.lr"]) for row in rows if row.tune}
+        place = name if name in told else f"{name.split('/')[0]}/*"
+        found[place] = found.get(place, set()) | rates
+    assert found == told
+
+
+def test_the_page_names_every_option() -> None:
+    said = promptfed("reproduce", "--help").out
+    options = {cell[0].strip("`").split()[0] for cell in page_rows("## Options")} - {"KEY=VALUE…"}
+    assert options == set(re.findall(r"--[a-z]+", said)) - {"--help"}
+
+
+# -- whatever is finished can be read ---------------------------------------------------------------------------------
+
+
+def test_the_table_is_written_after_every_run(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, work, seen = tmp_path / "out", jobs.work, list[Any]()
+
+    def looking(job: Job) -> Done:
+        if (out / "table.json").exists():
+            found = read_table(out)
+            assert (out / "table.md").read_text(encoding="utf-8") == to_markdown(found)
+            rows = {row["row"]: sorted(row["ours"]["by_seed"]) for row in found["rows"]}
+            seen.append((rows, found.get("unfinished")))
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return work(job)
+
+    monkeypatch.setattr(jobs, "work", looking)
+    words = ("--columns", "iid", "--seeds", "0,1")
+    assert run(table, out, *words).code == 130
+    expected = [
+        ({"fedavg": ["0"], "local": []}, 3),
+        ({"fedavg": ["0", "1"], "local": []}, 2),
+        ({"fedavg": ["0", "1"], "local": ["0"]}, 1),
+    ]
+    assert seen == expected
+    stopped = read_table(out)
+    assert "## Unfinished\n\n- 1 run is still to be made;" in to_markdown(stopped)
+    monkeypatch.setattr(jobs, "work", work)
+    assert run(table, out, *words).code == 0
+    assert "unfinished" not in read_table(out)
+    assert not list(out.glob(".*"))  # no part of a file is left
+
+
+def test_what_was_finished_before_is_there_at_once(table: Path, tmp_path: Path, counted: list[str]) -> None:
+    out, kept = tmp_path / "out", list[list[str]]()
+    assert run(table, out, "--columns", "iid", "--only", "local").code == 0
+    (out / "table.json").unlink()
+
+    def failing(job: Job) -> Done:
+        kept.append([row["row"] for row in read_table(out)["rows"] if row["ours"]["mean"] is not None])
+        return Done(problem="No disk.")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jobs, "work", failing)
+        assert run(table, out, "--columns", "iid").code == 1
+    assert kept == [["local"]]
+    found = read_table(out)
+    assert "unfinished" not in found  # what failed has ended
+    assert "FedAvg, seed 0: No disk." in to_markdown(found)
+
+
+def test_a_grid_has_no_best_before_it_is_through(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, work, seen = tmp_path / "out", jobs.work, list[Any]()
+
+    def looking(job: Job) -> Done:
+        if (out / "table.json").exists():
+            (row,) = read_table(out)["rows"]
+            assert row["tuned"] is not None
+            tried = [one["validation"] is not None for one in row["tuned"]["grid"]]
+            seen.append((job.label.split(", ")[-1], tried, bool(row["tuned"]["setting"])))
+        return work(job)
+
+    monkeypatch.setattr(jobs, "work", looking)
+    words = ("--tune", "--columns", "iid", "--only", "fedavg")
+    assert run(table, out, *words).code == 0
+    assert seen == [
+        ("method.lr=0.001", [False, False], False),
+        ("method.lr=0.1", [True, False], False),
+        ("seed 0", [True, True], True),
+    ]
+    (row,) = read_table(out)["rows"]
+    assert row["tuned"] is not None
+    before = row["tuned"]["ours"]
+    assert before["mean"] is not None
+    seen.clear()
+
+    def last(job: Job) -> Done:  # the best of the grid, run long ago, is still shown while other rows are run
+        tuned = next(row["tuned"] for row in read_table(out)["rows"] if row["row"] == "fedavg")
+        assert tuned is not None
+        seen.append(tuned["ours"] == before)
+        return Done(problem="No disk.")
+
+    monkeypatch.setattr(jobs, "work", last)
+    assert run(table, out, "--tune", "--columns", "iid").code == 1
+    assert seen == [True] * 3
+
+
+def test_a_table_that_cannot_be_written_costs_no_run(
+    table: Path, tmp_path: Path, counted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*words: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(reproduce, "write_table", full)
+    with pytest.raises(OSError, match="No space left"):
+        reproduce.reproduce(find_table(str(table)), Plan(tmp_path / "out", columns=("iid",)))
+    assert len(counted) == 2
+
+
+def test_a_damaged_file_of_sittings_is_told_before_anything_runs(
+    table: Path, tmp_path: Path, counted: list[str]
+) -> None:
+    (tmp_path / "sittings.jsonl").write_text("{")
+    done = run(table, tmp_path)
+    assert (done.code, "is damaged; remove it" in done.err, counted) == (2, True, [])
+
+
+# -- other formats ----------------------------------------------------------------------------------------------------
+
+
+def test_a_table_in_every_format(table: Path, tmp_path: Path, counted: list[str]) -> None:
+    out = tmp_path / "out"
+    assert run(table, out).code == 0
+    files, found = sorted(path for path in out.rglob("*")), read_table(out)
+    writers = {"markdown": to_markdown, "latex": to_latex, "csv": to_csv}
+    for form, write in writers.items():
+        done = run(table, out, "--format", form)
+        assert (done.code, done.out) == (0, write(found))
+        assert done.err == f"Table {out / 'table.md'}, {out / 'table.json'}\n"
+    lines = list(csv.DictReader(io.StringIO(to_csv(found))))
+    assert [(line["column"], line["method"]) for line in lines] == [
+        ("IID", "FedAvg"),
+        ("IID", "Local"),
+        ("Dir(1)", "FedAvg"),
+        ("Dir(1)", "Local"),
+    ]
+    assert [float(line["ours"]) for line in lines] == [round(row["ours"]["mean"] or 0, 2) for row in found["rows"]]
+    assert [line["A"] == "" for line in lines] == [False, False, True, True]
+    shown = run(table, out, "--format", "terminal")
+    assert (shown.code, shown.err, "|---" in shown.out) == (0, "", False)
+    assert "A small table" in shown.out
+    assert sorted(path for path in out.rglob("*")) == files
+    assert len(counted) == 4
+    refused = run(table, out, "--format", "word")
+    assert refused.code == 2
 
 
 MISTAKES = {
@@ -222,7 +454,18 @@ def test_a_table_is_no_recipe(table: Path) -> None:
 def test_help_names_every_option() -> None:
     done = promptfed("reproduce", "--help")
     assert done.code == 0
-    for word in ("TABLE", "KEY=VALUE", "--out", "--seeds", "--only", "--columns", "--workers", "--tune", "--merge"):
+    for word in (
+        "TABLE",
+        "KEY=VALUE",
+        "--out",
+        "--seeds",
+        "--only",
+        "--columns",
+        "--workers",
+        "--tune",
+        "--merge",
+        "--format",
+    ):
         assert word in done.out
 
 

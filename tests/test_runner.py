@@ -93,7 +93,7 @@ def test_the_result_is_what_the_folder_says(done: Result) -> None:
 
 def test_the_folder_is_complete(done: Result) -> None:
     expected = {"recipe.toml", "partition.json", "rounds.jsonl", "summary.json", "env.json", "pictures", "checkpoint"}
-    assert {path.name for path in done.folder.iterdir()} == expected | {"report.html"}
+    assert {path.name for path in done.folder.iterdir()} == expected | {"report.html", ".lock"}
 
 
 def test_summary_has_every_key(done: Result) -> None:

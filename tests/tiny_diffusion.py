@@ -17,9 +17,9 @@ SIDE = 8  # pixels; latents are 4 × 4
 
 
 def tiny(**changes: Any) -> Pipeline:
-    """Return a model of width 16 for 8 × 8 images that knows the words of the templates, "flower" and "sunflower"."""
+    """Return a model of width 16 for 8 × 8 images that knows the templates' words, "flower", "sunflower", "thing"."""
     return fresh_pipeline(
-        [*OBJECT, "flower", "sunflower"],
+        [*OBJECT, "flower", "sunflower", "thing"],
         unet={
             "sample_size": SIDE // 2,
             "block_out_channels": (8, 16),

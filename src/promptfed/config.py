@@ -82,6 +82,8 @@ class Recipe:
             place = content[table] if table else content
             if place.get(name) == default:
                 del place[name]
+        if self.method.get("name", "").removesuffix(PROMPTED) in DROPPERS and self.method.get("drop_last") is False:
+            del content["method"]["drop_last"]
         return "sha256:" + hashlib.sha256(to_toml(content).encode()).hexdigest()
 
 
@@ -97,6 +99,8 @@ LATER = {
     "method.tune_epochs": 0,
     "method.test_prompt": "own",
 }
+# methods that learned of `drop_last` after their first runs; others have had it in their fingerprint from the beginning
+DROPPERS = ("per-fedavg", "fedrep", "fedbabu")
 TABLES = ("method", "prompt", "data", "partition", "backbone", "fleet", "evaluate", "guards")
 
 
@@ -289,6 +293,8 @@ def _is_list_field(content: Table, path: tuple[str, ...]) -> bool:
 def resolve(content: Mapping[str, Any], where: str = "the recipe") -> Recipe:
     """Return the recipe with every field filled in and checked."""
     hints, default = options.hints(Recipe), asdict(Recipe())
+    if _inverts(content):  # a few photographs each of one thing, which has no classes to divide
+        default["partition"] = {"name": "equal"}
     given: Table = {}
     for key, value in content.items():
         if key not in hints:
@@ -301,7 +307,7 @@ def resolve(content: Mapping[str, Any], where: str = "the recipe") -> Recipe:
             given[key] = dict(value) if "name" in value else default[key] | value
         else:
             given[key] = options.typed(key, value, hints[key])
-    recipe = Recipe(**given)
+    recipe = Recipe(**{"partition": default["partition"]} | given)
     if recipe.newcomers >= recipe.clients:
         raise PromptFedError(f"newcomers={recipe.newcomers} leaves none of clients={recipe.clients} to begin with.")
     if recipe.per_round > recipe.clients - recipe.newcomers:
@@ -327,6 +333,13 @@ def resolve(content: Mapping[str, Any], where: str = "the recipe") -> Recipe:
     founders = recipe.per_round or recipe.clients - recipe.newcomers
     guards.check(recipe.guards, build_method(recipe), min(founders, recipe.newcomers or founders))
     return recipe
+
+
+def _inverts(content: Mapping[str, Any]) -> bool:
+    """Say whether a recipe's method learns a word of a text-to-image model."""
+    method = content.get("method")
+    name = method.get("name") if isinstance(method, dict) else None
+    return isinstance(name, str) and find_method(name.removesuffix(PROMPTED)).inverts
 
 
 def check_device(device: str) -> None:

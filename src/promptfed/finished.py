@@ -52,6 +52,7 @@ def open_run(folder: Path, device: str = "") -> Finished:
     if not (folder / "summary.json").is_file():
         raise PromptFedError(f"{folder} is not finished; go on with promptfed run --resume {folder}.")
     recipe = runner.single(config.load(str(folder / "recipe.toml")))
+    config.check_device(device or recipe.device)
     plan = planning.prepare(replace(recipe, device=device or recipe.device), None, folder / "partition.json")
     record = Record(folder)
     state = record.state(recipe.hash, plan.partition.hash)

@@ -1,5 +1,6 @@
 """Pictures from a finished run's word, the global one or a client's own, all from the same starting latents."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,11 @@ class Brush:
     seed: int = 0
     steps: int = 30
     guidance: float = 7.5
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be drawn."""
+        if not math.isfinite(self.guidance):
+            raise PromptFedError(f"--guidance must be a finite number, not {self.guidance}.")
 
 
 # -- words ------------------------------------------------------------------------------------------------------------
@@ -104,6 +110,8 @@ def generate(
     With `rounds` the global word is drawn as it was after each of them.
     The grid has a row for each word, in the order of what is returned.
     """
+    if out.suffix.lower() not in Image.registered_extensions():
+        raise PromptFedError(f"{out} has no ending of a picture such as .png.")
     if kind == "global" and client is not None:
         raise PromptFedError("The global word is no client's: leave out --client, or --kind global.")
     if rounds and (client is not None or kind == "client"):
@@ -138,7 +146,4 @@ def grid(rows: Sequence[Tensor]) -> Tensor:
 def save_picture(picture: Tensor, path: Path) -> None:
     """Write a picture [3, H, W] in −1 … 1 to a file whose ending says the format."""
     pixels = ((picture.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
-    try:
-        Image.fromarray(np.ascontiguousarray(pixels.permute(1, 2, 0).numpy())).save(path)
-    except ValueError as error:
-        raise PromptFedError(f"{path} has no ending of a picture such as .png.") from error
+    Image.fromarray(np.ascontiguousarray(pixels.permute(1, 2, 0).numpy())).save(path)

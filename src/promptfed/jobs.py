@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -49,15 +49,25 @@ class Done:
     problem: str = ""
 
 
+Keep = Callable[[Mapping[Path, Done]], None]
+
+
 def execute(
-    jobs: Mapping[str, list[Job]], wanted: Sequence[str], out: Path, *, merge: Sequence[Path] = (), workers: int = 1
+    jobs: Mapping[str, list[Job]],
+    wanted: Sequence[str],
+    out: Path,
+    *,
+    merge: Sequence[Path] = (),
+    workers: int = 1,
+    keep: Keep | None = None,
 ) -> dict[Path, Done]:
     """Return what became of the jobs of all cells, whose folders lie in `out`.
 
-    Those of `wanted` cells are run unless they are finished there or in a folder to merge; others are looked up.
+    Those of `wanted` cells are run unless they are finished there or in a folder to merge; others are looked up. What
+    is known so far is handed to `keep` before the first run, if some are finished already, and after every one.
     """
     done = {job.folder: Done(_found(job, out, merge)) for some in jobs.values() for job in some}
-    twins = _with_twins(jobs)
+    twins = _with_twins(jobs) if wanted else {}
     left = [job for name in wanted for job in twins.get(name, []) if done[job.folder].summary is None]
     for job in left:
         refuse_foreign(job)
@@ -65,11 +75,15 @@ def execute(
         return done
     workers = min(workers, len(left))
     sample = gpu_load if any(job.recipe.device != "cpu" for job in left) else None
+    if keep is not None and any(one.summary is not None for one in done.values()):
+        keep(done)
     with sitting(out, workers, sample) as count:
         for job, result in _one_by_one(left) if workers < 2 else _side_by_side(left, workers):
             done[job.folder] = result
             if result.summary is not None:
                 count()
+            if keep is not None:
+                keep(done)
     return done
 
 

@@ -296,6 +296,7 @@ class Method:
     learns: ClassVar[bool] = True  # False: it uses a pretrained model as it is
     inverts: ClassVar[bool] = False  # True: what it learns is a word of a text-to-image model; it is an Inversion
     needs_rows: ClassVar[bool] = False  # True: `aggregate` tells clients apart, so a sum of their trees is not enough
+    marks_nothing: ClassVar[bool] = False  # True: a row of zeros in what is sent says "none", so it must arrive as such
     reads: ClassVar[Literal["pixels", "features"]] = "pixels"  # features: those of the frozen backbone, computed once
     views: ClassVar[int] = 0  # features of so many augmented views beside each image's own: batch["views"] [B, V, D]
     testing: ClassVar[tuple[str, ...]] = ()  # options that matter in testing alone: training does not look at them

@@ -38,6 +38,7 @@ class Ours(TypedDict):
     mean: float | None
     std: float | None  # over seeds, the sample's
     weighted: NotRequired[float | None]  # every test image counts once, not every client
+    best_weighted: NotRequired[float | None]  # the same of the best round, as received; None if a seed lacks it
     measured: NotRequired[str]  # in which features a FID was taken, and of how many pictures
     per_client: list[float | None]
     before: float | None
@@ -62,7 +63,7 @@ class Tuned(TypedDict):
     setting: dict[str, Any]
     grid: list[Tried]
     ours: Ours
-    difference: float | None
+    difference: float | None  # by the measure of the paper's figures
 
 
 class Paper(TypedDict):
@@ -81,7 +82,7 @@ class Entry(TypedDict):
     title: str
     ours: Ours
     paper: Paper | None
-    difference: float | None
+    difference: float | None  # of our mean, whatever the paper's figures measure
     tuned: Tuned | None
 
 
@@ -92,6 +93,7 @@ class Agreement(TypedDict):
     methods: int
     rank_correlation: dict[str, float | None]  # of the methods' order, by measure; None: too few methods, or all alike
     far: list[str]  # rows that differ by more than three points
+    by: NotRequired[str]  # the measure of the paper's figures, which decides what is far
 
 
 class Sitting(TypedDict):
@@ -127,6 +129,7 @@ class Outcome(TypedDict):
     measures: NotRequired[list[str]]
     agreement: NotRequired[list[Agreement]]
     sittings: NotRequired[list[Sitting]]
+    unfinished: NotRequired[int]  # runs that were still to be made when this was written
 
 
 # -- from summaries to numbers --------------------------------------------------------------------------------------
@@ -182,6 +185,7 @@ def pool(
         "mean": _mean(list(means.values())),
         "std": round(stdev(known), 4) if len(known) > 1 else None,
         "weighted": _mean([_percent(accuracy.get("weighted")) for accuracy in accuracies]),
+        "best_weighted": _best_weighted(accuracies),
         "per_client": _per_client(found, measure),
         "before": _mean([_percent((accuracy["before"] or {}).get("mean")) for accuracy in accuracies]),
         "after": _mean([_percent((accuracy["after"] or {}).get("mean")) for accuracy in accuracies]),
@@ -209,31 +213,38 @@ def paper_of(cell: Cell, clients: int) -> Paper | None:
     }
 
 
-def difference(ours: Ours, paper: Paper | None) -> float | None:
+def papers_measure(measures: Sequence[str]) -> str:
+    """Return the measure of the paper's figures: a table shows `weighted` because its paper counts images."""
+    return "weighted" if "weighted" in measures else measures[0]
+
+
+def difference(ours: Ours, paper: Paper | None, measure: str = "mean") -> float | None:
     """Return ours minus the paper's, in points."""
-    return None if paper is None or ours["mean"] is None else round(ours["mean"] - paper["mean"], 2)
-
-
-def weighted_difference(entry: Entry) -> float | None:
-    """Return ours minus the paper's where every test image counts once."""
-    ours, paper = entry["ours"].get("weighted"), entry["paper"]
-    return None if ours is None or paper is None else round(ours - paper["mean"], 2)
+    value = _measured(ours, measure)
+    return None if paper is None or value is None else round(value - paper["mean"], 2)
 
 
 def agreement(rows: Sequence[Entry], measures: Sequence[str]) -> list[Agreement]:
-    """Compare the order of the methods, ours and the paper's, column by column; rows without either are left out."""
+    """Compare ours with the paper's column by column: the order of the methods, and which are far from the paper's.
+
+    What the paper's figures measure decides, and comes first. Rows without either are left out.
+    """
     found: list[Agreement] = []
+    theirs = papers_measure(measures)
     for column in dict.fromkeys(entry["column"] for entry in rows):
         both = [(entry, entry["paper"]["mean"]) for entry in rows if entry["column"] == column and entry["paper"]]
-        both = [(entry, printed) for entry, printed in both if entry["ours"]["mean"] is not None]
+        both = [(entry, printed) for entry, printed in both if _measured(entry["ours"], theirs) is not None]
         if not both:
             continue
         printed = [value for _, value in both]
         correlations = {
-            name: rank_correlation([_measured(entry, name) for entry, _ in both], printed) for name in measures
+            name: rank_correlation([_measured(entry["ours"], name) for entry, _ in both], printed)
+            for name in dict.fromkeys([theirs, *measures])
         }
-        far = [entry["row"] for entry, _ in both if abs(entry["difference"] or 0.0) > FAR]
-        found.append({"column": column, "methods": len(both), "rank_correlation": correlations, "far": far})
+        far = [entry["row"] for entry, _ in both if abs(difference(entry["ours"], entry["paper"], theirs) or 0.0) > FAR]
+        found.append(
+            {"column": column, "methods": len(both), "rank_correlation": correlations, "far": far, "by": theirs}
+        )
     return found
 
 
@@ -255,8 +266,15 @@ def _ranks(values: Values) -> Values:
     return ranks
 
 
-def _measured(entry: Entry, measure: str) -> float | None:
-    return entry["ours"].get("weighted") if measure == "weighted" else entry["ours"]["mean"]
+def _measured(ours: Ours, measure: str) -> float | None:
+    """Return one of our numbers; the mean is that of the table's own headline."""
+    return ours.get("weighted") if measure == "weighted" else ours["mean"]
+
+
+def _best_weighted(accuracies: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the best rounds' mean over all seeds: older runs have none, and some seeds are not all."""
+    found = [_percent(accuracy.get("best_weighted")) for accuracy in accuracies]
+    return None if None in found else _mean(found)
 
 
 def _percent(fraction: float | None) -> float | None:

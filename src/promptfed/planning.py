@@ -54,10 +54,20 @@ def prepare(recipe: Recipe, method: Method | None, saved: Path | None) -> Plan:
     partition = make_partition(name, {} if name.startswith("file:") else rule, dataset, recipe.clients, recipe.seed)
     device = pick_device(recipe.device)
     task = make_task(recipe, dataset, device)
+    _check_size(recipe, task)
     if task.backbone.statistics is not None:
         mean, std = task.backbone.statistics
         dataset = replace(dataset, mean=mean, std=std)
     return Plan(recipe, method or config.build_method(recipe), dataset, partition, task, device)
+
+
+def _check_size(recipe: Recipe, task: Task) -> None:
+    """Refuse to teach a model that draws large pictures from small copies of photographs."""
+    size, side = recipe.data.get("size"), getattr(task.backbone, "side", None)
+    if isinstance(size, int) and isinstance(side, int) and size < side:
+        raise PromptFedError(
+            f"data.size={size} is less than the {side} pixels a side that the backbone draws; set data.size={side}."
+        )
 
 
 def pick_device(name: str) -> torch.device:

@@ -169,7 +169,10 @@ def find_features(name: str, classes: tuple[str, ...], device: torch.device) -> 
 
 
 def _dual(weights: str, classes: tuple[str, ...], device: torch.device) -> DualFeatures:
-    bare = CLIP((3, 1, 1), len(classes), classes, weights)
+    try:
+        bare = CLIP((3, 1, 1), len(classes), classes, weights)
+    except PromptFedError as error:
+        raise PromptFedError(f"--features clip:{weights} cannot be had: {error}") from error
     image = bare.form.image
     side = image.patch * image.grid[0]  # pictures are resized to what the encoder was trained on
     encoder = replace(bare, size=side, precision="fp32").to(device)

@@ -6,10 +6,12 @@
     OUT/table.md  OUT/table.json  OUT/sittings.jsonl
 
 Finished runs are not run again and stopped ones go on, so a killed table goes on when the same command is given again.
+The table's files are written anew after every run.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,21 @@ from promptfed import config
 from promptfed.cells import SUFFIX, Cell, PaperTable, read_cells
 from promptfed.config import Recipe
 from promptfed.errors import PromptFedError, choice
-from promptfed.jobs import Done, Job, execute
-from promptfed.outcome import Entry, Ours, Outcome, Tried, agreement, difference, headline, paper_of, pool
+from promptfed.jobs import Done, Job, Keep, execute
+from promptfed.outcome import (
+    Entry,
+    Ours,
+    Outcome,
+    Sitting,
+    Tried,
+    Tuned,
+    agreement,
+    difference,
+    headline,
+    paper_of,
+    papers_measure,
+    pool,
+)
 from promptfed.sittings import read_sittings
 from promptfed.tables import write_table
 
@@ -56,7 +71,53 @@ def find_table(source: str) -> PaperTable:
 
 
 def reproduce(table: PaperTable, plan: Plan) -> Outcome:
-    """Run what is left of the table, write table.md and table.json, and return the latter's content."""
+    """Run what is left of the table, write table.md and table.json, and return the latter's content.
+
+    Both are written anew after every run, so that what is finished can be read at any time, however the rest ends.
+    """
+    sheet = _sheet(table, plan)
+    _sittings(plan)  # a damaged file is told before anything runs
+    first = {name: sheet.jobs[name] + [job for _, job in sheet.trials[name]] for name in sheet.cells}
+
+    def keep(now: Mapping[Path, Done]) -> None:
+        with suppress(OSError, PromptFedError):  # no disk, or a damaged run: at the end it is told, and costs no other
+            known = _execute(_again(sheet, now), (), plan) | dict(now)
+            write_table(plan.out, _outcome(sheet, known))
+
+    done = _execute(first, sheet.wanted, plan, keep)
+    # the paper's own setting, where it is the best of its grid, was run already
+    others = {name: jobs for name, jobs in _again(sheet, done).items() if jobs is not sheet.jobs[name]}
+    done |= _execute(others, sheet.wanted, plan, lambda now: keep(done | dict(now)))
+    outcome = _outcome(sheet, done)
+    write_table(plan.out, outcome)
+    return outcome
+
+
+# -- planning -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Sheet:
+    """What a plan makes of a table before anything runs: every cell that it shows, with its recipe and its runs."""
+
+    table: PaperTable
+    plan: Plan
+    wanted: Sequence[str]  # the cells to run, in this order; others are shown as far as they are finished
+    cells: Mapping[str, Cell]
+    settings: Mapping[str, Recipe]
+    jobs: Mapping[str, list[Job]]
+    trials: Mapping[str, list[tuple[Setting, Job]]]
+    # worked out when they are first asked for, since a table is written many times
+    changes: dict[str, list[str]] = field(default_factory=dict)  # what a cell does otherwise than the paper did
+    bests: dict[tuple[str, str], list[Job]] = field(default_factory=dict)  # of the grids, by cell and setting
+
+    @property
+    def measure(self) -> str:
+        """Return what the table's headline measures."""
+        return self.table.measures[0]
+
+
+def _sheet(table: PaperTable, plan: Plan) -> _Sheet:
     wanted = _selected(table, plan)
     _check_plan(plan)
     cells = {name: cell for name, cell in table.cells().items() if name in wanted or _fits(cell, plan.overrides)}
@@ -65,30 +126,7 @@ def reproduce(table: PaperTable, plan: Plan) -> Outcome:
         name: [_job(plan.out / name, name, recipe, seed) for seed in plan.seeds] for name, recipe in settings.items()
     }
     trials = {name: _trials(plan, cell) if plan.tune else [] for name, cell in cells.items()}
-    done = _execute({name: jobs[name] + [job for _, job in trials[name]] for name in cells}, wanted, plan)
-    measure = table.measures[0]
-    ours = {name: _pooled(jobs[name], done, measure) for name in cells}
-    best = {name: setting for name, grid in trials.items() if (setting := _best(grid, done, measure)) is not None}
-    tuned = _run_best(plan, cells, settings, ours, best, wanted, measure)
-    shown = [name for name in cells if name in wanted or ours[name]["mean"] is not None]
-    entries = []
-    for name in shown:
-        entry = _entry(cells[name], _told_apart(table, cells[name], settings[name]), ours[name])
-        if trials[name]:
-            runs = tuned.get(name, pool({}, {}, 1))
-            entry["tuned"] = {
-                "setting": best.get(name, {}),
-                "grid": [_tried(setting, done[job.folder], measure) for setting, job in trials[name]],
-                "ours": runs,
-                "difference": difference(runs, entry["paper"]),
-            }
-        entries.append(entry)
-    outcome = _outcome(table, plan, entries, {name: settings[name] for name in shown})
-    write_table(plan.out, outcome)
-    return outcome
-
-
-# -- planning -------------------------------------------------------------------------------------------------------
+    return _Sheet(table, plan, wanted, cells, settings, jobs, trials)
 
 
 def _selected(table: PaperTable, plan: Plan) -> list[str]:
@@ -128,10 +166,21 @@ def _check_plan(plan: Plan) -> None:
 
 
 def _recipe(cell: Cell, words: Sequence[str]) -> Recipe:
-    found = config.expand(cell.recipe, words, f'cell "{cell.name}"')
+    place = _called(cell, words)
+    try:
+        found = config.expand(cell.recipe, words, place)
+    except PromptFedError as error:  # of many recipes, say in which one
+        raise PromptFedError(str(error).replace(" in the recipe", f" in {place}", 1)) from None
     if len(found) != 1:
         raise PromptFedError(f'Cell "{cell.name}" would be a sweep of {len(found)} runs; give every key one value.')
     return found[0]
+
+
+def _called(cell: Cell, words: Sequence[str]) -> str:
+    """Say which cell it is, and of which method, since a key may be known to one and not to another."""
+    given = dict(word.partition("=")[::2] for word in words)
+    method = given.get("method.name", cell.recipe.get("method", {}).get("name", Recipe().method["name"]))
+    return f"cell {cell.row.name} of {cell.column.name} (method {method})"
 
 
 def _fits(cell: Cell, words: Sequence[str]) -> bool:
@@ -186,31 +235,38 @@ def _tried(setting: Setting, done: Done, measure: str) -> Tried:
     }
 
 
-def _run_best(
-    plan: Plan,
-    cells: Mapping[str, Cell],
-    settings: Mapping[str, Recipe],
-    ours: Mapping[str, Ours],
-    best: Mapping[str, Setting],
-    wanted: Sequence[str],
-    measure: str,
-) -> dict[str, Ours]:
-    """Run the best point of every grid with all seeds; where it is the paper's setting, those runs serve again."""
-    found: dict[str, Ours] = {}
-    jobs: dict[str, list[Job]] = {}
-    for name, setting in best.items():
-        recipe = _recipe(cells[name], [*plan.overrides, *_words(setting)])
-        if recipe == settings[name]:
-            found[name] = ours[name]
-            continue
-        folder = plan.out / "tuned" / name / _folder(setting)
-        jobs[name] = [_job(folder, f"{name} {_folder(setting)}", recipe, seed) for seed in plan.seeds]
-    done = _execute(jobs, wanted, plan)
-    return found | {name: _pooled(some, done, measure) for name, some in jobs.items()}
+def _bests(sheet: _Sheet, done: Mapping[Path, Done]) -> dict[str, Setting]:
+    """Return the best point of every grid; there is none yet while a grid that is to be run is not through."""
+    found = {}
+    for name, grid in sheet.trials.items():
+        through = name not in sheet.wanted or all(_ended(done[job.folder]) for _, job in grid)
+        if through and (setting := _best(grid, done, sheet.measure)) is not None:
+            found[name] = setting
+    return found
 
 
-def _execute(jobs: Mapping[str, list[Job]], wanted: Sequence[str], plan: Plan) -> dict[Path, Done]:
-    return execute(jobs, wanted, plan.out, merge=plan.merge, workers=plan.workers)
+def _ended(done: Done) -> bool:
+    return done.summary is not None or bool(done.problem)
+
+
+def _again(sheet: _Sheet, done: Mapping[Path, Done]) -> dict[str, list[Job]]:
+    """Return the runs of every grid's best with all seeds; where it is the paper's setting, those runs serve again."""
+    found = {}
+    for name, setting in _bests(sheet, done).items():
+        key = name, _folder(setting)
+        if key not in sheet.bests:
+            recipe = _recipe(sheet.cells[name], [*sheet.plan.overrides, *_words(setting)])
+            folder = sheet.plan.out / "tuned" / name / _folder(setting)
+            again = [_job(folder, f"{name} {_folder(setting)}", recipe, seed) for seed in sheet.plan.seeds]
+            sheet.bests[key] = sheet.jobs[name] if recipe == sheet.settings[name] else again
+        found[name] = sheet.bests[key]
+    return found
+
+
+def _execute(
+    jobs: Mapping[str, list[Job]], wanted: Sequence[str], plan: Plan, keep: Keep | None = None
+) -> dict[Path, Done]:
+    return execute(jobs, wanted, plan.out, merge=plan.merge, workers=plan.workers, keep=keep)
 
 
 # -- what came out --------------------------------------------------------------------------------------------------
@@ -230,8 +286,20 @@ def _told_apart(table: PaperTable, cell: Cell, recipe: Recipe) -> int:
     return len(cell.column.clients) if table.measures[0] == "deployed" else recipe.clients
 
 
-def _entry(cell: Cell, told_apart: int, ours: Ours) -> Entry:
-    paper = paper_of(cell, told_apart)
+def _entry(sheet: _Sheet, name: str, done: Mapping[Path, Done], best: Setting, again: Sequence[Job]) -> Entry:
+    """Return one cell: ours under the paper's setting, and under the best of its grid where one was tried."""
+    cell, grid = sheet.cells[name], sheet.trials[name]
+    ours = _pooled(sheet.jobs[name], done, sheet.measure)
+    paper = paper_of(cell, _told_apart(sheet.table, cell, sheet.settings[name]))
+    tuned: Tuned | None = None
+    if grid:
+        runs = _pooled(again, done, sheet.measure) if again else pool({}, {}, 1)
+        tuned = {
+            "setting": best,
+            "grid": [_tried(setting, done[job.folder], sheet.measure) for setting, job in grid],
+            "ours": runs,
+            "difference": difference(runs, paper, papers_measure(sheet.table.measures)),
+        }
     return {
         "column": cell.column.name,
         "row": cell.row.name,
@@ -239,49 +307,84 @@ def _entry(cell: Cell, told_apart: int, ours: Ours) -> Entry:
         "ours": ours,
         "paper": paper,
         "difference": difference(ours, paper),
-        "tuned": None,
+        "tuned": tuned,
     }
 
 
-def _outcome(table: PaperTable, plan: Plan, entries: list[Entry], settings: Mapping[str, Recipe]) -> Outcome:
-    names = {entry["column"] for entry in entries}
-    columns = [column for column in table.columns if column.name in names]
-    return {
+def _outcome(sheet: _Sheet, done: Mapping[Path, Done]) -> Outcome:
+    """Return the table as far as its runs have come."""
+    table, bests, again = sheet.table, _bests(sheet, done), _again(sheet, done)
+    all_of_it = {name: _entry(sheet, name, done, bests.get(name, {}), again.get(name, [])) for name in sheet.cells}
+    entries = {
+        name: entry for name, entry in all_of_it.items() if name in sheet.wanted or entry["ours"]["mean"] is not None
+    }
+    columns = [one for one in table.columns if one.name in {entry["column"] for entry in entries.values()}]
+    rows = list(entries.values())
+    sheet.changes.update(_changes(table, {name: sheet.settings[name] for name in entries if name not in sheet.changes}))
+    outcome: Outcome = {
         "table": table.name,
         "title": table.title,
         "paper": table.paper,
-        "seeds": list(plan.seeds),
+        "seeds": list(sheet.plan.seeds),
         "columns": [{"name": one.name, "title": one.title, "clients": list(one.clients)} for one in columns],
-        "rows": entries,
-        "deviations": [*deviations(table, settings), *table.deviations],
+        "rows": rows,
+        "deviations": [*_listed(table, {name: sheet.changes[name] for name in entries}), *table.deviations],
         "notes": list(table.notes),
         "measures": list(table.measures),
-        "agreement": agreement(entries, table.measures),
-        "sittings": read_sittings([plan.out, *plan.merge]),
+        "agreement": agreement(rows, table.measures),
+        "sittings": _sittings(sheet.plan),
     }
+    asked = {
+        job.folder
+        for name in sheet.wanted
+        for job in (*sheet.jobs[name], *(job for _, job in sheet.trials[name]), *again.get(name, []))
+    }
+    if left := sum(not _ended(done[folder]) for folder in asked):
+        outcome["unfinished"] = left
+    return outcome
+
+
+def _sittings(plan: Plan) -> list[Sitting]:
+    return read_sittings([plan.out, *plan.merge])
 
 
 def deviations(table: PaperTable, settings: Mapping[str, Recipe]) -> list[str]:
     """Return a line for every key in which a cell is run otherwise than the paper did: `key`: paper's → ours."""
+    return _listed(table, _changes(table, settings))
+
+
+def _changes(table: PaperTable, settings: Mapping[str, Recipe]) -> dict[str, list[str]]:
+    """Return what every cell does otherwise than the paper did."""
     found: dict[str, list[str]] = {}
     cells = table.cells()
     for name, recipe in settings.items():
         theirs, ours = config.flatten(_recipe(cells[name], _words(table.theirs))), config.flatten(recipe)
-        for key in theirs | ours:
-            if key in _OUR_OWN or key.startswith("fleet.") or theirs.get(key) == ours.get(key):
-                continue
-            found.setdefault(f"`{key}`: {_value(theirs.get(key))} → {_value(ours.get(key))}", []).append(name)
+        found[name] = [
+            f"`{key}`: {_value(theirs.get(key))} → {_value(ours.get(key))}"
+            for key in theirs | ours
+            if key not in _OUR_OWN and not key.startswith("fleet.") and theirs.get(key) != ours.get(key)
+        ]
         titles = cells[name].column.clients
         if cells[name].figure and (have := _told_apart(table, cells[name], recipe)) < len(titles):
             some = f"over our clients {', '.join(titles[:have])} instead of {', '.join(titles)}"
-            found.setdefault(f"The paper's mean is taken {some}", []).append(name)
-    return [f"{line}{_where(names, cells, settings)}." for line, names in found.items()]
+            found[name].append(f"The paper's mean is taken {some}")
+    return found
 
 
-def _where(names: Sequence[str], cells: Mapping[str, Cell], settings: Mapping[str, Recipe]) -> str:
-    """Say which cells a deviation is about, unless it is about all that stand in the paper."""
-    if set(names) >= {name for name in settings if cells[name].figure}:
-        return ""
+def _listed(table: PaperTable, changes: Mapping[str, list[str]]) -> list[str]:
+    """Write every change once, with the cells that it is about."""
+    found: dict[str, list[str]] = {}
+    for name, lines in changes.items():
+        for line in lines:
+            found.setdefault(line, []).append(name)
+    cells = table.cells()
+    # those that stand in the paper; where the paper prints no numbers, all
+    all_of_it = {name for name in changes if cells[name].figure} or set(changes)
+    return [f"{line}{'' if set(names) >= all_of_it else _where(names)}." for line, names in found.items()]
+
+
+def _where(names: Sequence[str]) -> str:
+    """Say which cells a deviation is about."""
     more = f" and {len(names) - 4} more" if len(names) > 5 else ""
     return f" ({', '.join(names[:4] if more else names)}{more})"
 

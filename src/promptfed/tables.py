@@ -1,4 +1,4 @@
-"""A table as people read it: table.md and the terminal's tables, laid out from the numbers in table.json.
+"""A table as people read it: table.md, LaTeX, CSV and the terminal's tables, laid out from the numbers in table.json.
 
 Nothing here runs anything or imports torch.
 """
@@ -10,11 +10,23 @@ from typing import Any
 
 from promptfed.errors import PromptFedError
 from promptfed.files import write_json, write_text
-from promptfed.outcome import FAR, Entry, Heading, Ours, Outcome, Sitting, Traffic, weighted_difference
+from promptfed.outcome import (
+    FAR,
+    Agreement,
+    Entry,
+    Heading,
+    Ours,
+    Outcome,
+    Sitting,
+    Traffic,
+    difference,
+    papers_measure,
+)
 from promptfed.report.tables import Cell as Shown
 from promptfed.report.tables import Column, Table, human_bytes
 
 DIVERGED = "diverged"
+NONE = "–"  # where there is no number
 LEGENDS = {
     "mean": "mean accuracy of the clients in percent, ± std over seeds",
     "deployed": "accuracy of the server's own model in percent, the mean over domains, ± std over seeds",
@@ -63,9 +75,36 @@ def to_markdown(outcome: Outcome) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
+def to_latex(outcome: Outcome) -> str:
+    """Write the tables alone for LaTeX, one below the other, each after a comment with its title."""
+    several = len(outcome["columns"]) > 1
+    blocks = []
+    for title, table in views(outcome):
+        comment = f"% {outcome['title']}{f' – {title}' if several else ''}"
+        blocks.append(f"{comment}\n{table.to_latex()}")
+    return "\n".join(blocks).replace("−", "$-$")  # a sign that LaTeX does not know by itself
+
+
+def to_csv(outcome: Outcome) -> str:
+    """Write all tables as one sheet of plain numbers; the first field says which column of the paper's a line is from.
+
+    What a column of the paper's lacks, such as the clients of another one, is empty.
+    """
+    sheets = views(outcome)
+    columns = {column.title: column for _, table in sheets for column in table.columns}
+    rows = []
+    for title, table in sheets:
+        for row in table.rows:
+            cells = {column.title: cell for column, cell in zip(table.columns, row, strict=True)}
+            empty = {name: Shown("", ("",) * len(column.fields)) for name, column in columns.items()}
+            rows.append((_text(title), *(empty | cells).values()))
+    return Table((Column("column", "", ("column",), False), *columns.values()), tuple(rows)).to_csv()
+
+
 def remarks(outcome: Outcome) -> dict[str, list[str]]:
     """Return the sentences under the tables by their heading; empty headings are left out."""
     groups = {
+        "Unfinished": _unfinished(outcome),
         "Failures": failures(outcome),
         "Order of the methods": orders(outcome),
         f"More than {FAR:g} points from the paper": differences(outcome),
@@ -82,25 +121,39 @@ def orders(outcome: Outcome) -> list[str]:
     for one in outcome.get("agreement", []):
         known = [(name, value) for name, value in one["rank_correlation"].items() if value is not None]
         if known:
-            values = ", ".join(f"{value:.2f} by {name}" if len(known) > 1 else f"{value:.2f}" for name, value in known)
+            several = len(one["rank_correlation"]) > 1
+            values = "; ".join(f"{value:.2f}{_by(name, one) if several else ''}" for name, value in known)
             place = f" in {titles[one['column']]}" if len(titles) > 1 else ""
             found.append(f"Rank correlation with the paper's order of {one['methods']} methods{place}: {values}.")
     return found
 
 
+def _by(measure: str, agreement: Agreement) -> str:
+    """Say which of several measures a number is by, and whether it is that of the paper's figures."""
+    return f" by {measure}{', which is what the paper prints' if measure == agreement.get('by') else ''}"
+
+
 def differences(outcome: Outcome) -> list[str]:
-    """Return a line for every cell that is more than three points from the paper's."""
-    far = {(one["column"], row) for one in outcome.get("agreement", []) for row in one["far"]}
+    """Return a line for every cell that is more than three points from the paper's, by the paper's own measure."""
+    far = {(one["column"], row): one.get("by") for one in outcome.get("agreement", []) for row in one["far"]}
     found = []
     for entry in outcome["rows"]:
-        if entry["paper"] and (entry["column"], entry["row"]) in far:
+        if entry["paper"] and (key := (entry["column"], entry["row"])) in far:
             place = entry["title"] if len(outcome["columns"]) == 1 else f"{entry['title']} ({entry['column']})"
-            ours, paper = _two(entry["ours"]["mean"]), _two(entry["paper"]["mean"])
-            text = f"{place}: {ours}, the paper's is {paper} ({_signed(entry['difference'])})"
-            if "weighted" in outcome.get("measures", []):
-                text += f"; weighted {_two(entry['ours'].get('weighted'))} ({_signed(weighted_difference(entry))})"
-            found.append(f"{text}.")
+            ours, paper, more = _two(entry["ours"]["mean"]), _two(entry["paper"]["mean"]), ""
+            apart = _signed(entry["difference"])
+            if far[key] == "weighted":
+                more = f"; the mean over clients is {ours} ({apart})"
+                ours = f"weighted {_two(entry['ours'].get('weighted'))}"
+                apart = _signed(difference(entry["ours"], entry["paper"], "weighted"))
+            found.append(f"{place}: {ours}, the paper's is {paper} ({apart}){more}.")
     return found
+
+
+def _unfinished(outcome: Outcome) -> list[str]:
+    count = outcome.get("unfinished", 0)
+    runs = f"{count} run{' is' if count == 1 else 's are'}"
+    return [f"{runs} still to be made; till then a cell may be empty or have fewer seeds."] if count else []
 
 
 def _took(one: Sitting) -> str:
@@ -147,57 +200,74 @@ def _view(heading: Heading, entries: Sequence[Entry], measures: Sequence[str]) -
     ]
     for number, title in enumerate(heading["clients"]):
         shown = [_client(entry, number) for entry in entries]
-        parts.append((Column(title, "ours (paper's)" if number == 0 else "", (title,)), shown))
-    ours = Column("ours", LEGENDS[measures[0]], ("ours",))
+        parts.append((Column(title, "ours (paper's)" if number == 0 else "", (title, f"{title}_paper")), shown))
+    ours = Column("ours", LEGENDS[measures[0]], ("ours", "ours_std", "ours_lost"))
     parts.append((ours, _best([entry["ours"] for entry in entries], lowest=measures[0] == "fid")))
-    parts.append((_plain("paper"), [_text(_two(entry["paper"] and entry["paper"]["mean"])) for entry in entries]))
-    parts.append((_plain("ours − paper"), [_text(_signed(entry["difference"])) for entry in entries]))
+    printed = [_text(_two(entry["paper"] and entry["paper"]["mean"])) for entry in entries]
+    parts.append((Column("paper", "", ("paper",)), printed))
+    shown = [_text(_signed(entry["difference"])) for entry in entries]
+    parts.append((Column("ours − paper", "", ("ours_difference",)), shown))
     if "weighted" in measures:
-        shown = [_text(_two(entry["ours"].get("weighted"))) for entry in entries]
-        parts.append((Column("weighted", "every test image counts once, not every client", ("weighted",)), shown))
-        parts.append((_plain("weighted − paper"), [_text(_signed(weighted_difference(entry))) for entry in entries]))
+        parts += _weighted(entries)
     if any(entry["tuned"] for entry in entries):
-        parts += _tuned(entries)
+        parts += _tuned(entries, papers_measure(measures))
     if measures[0] == "fid":
-        shown = [_text(entry["ours"].get("measured") or "–") for entry in entries]
+        shown = [_text(entry["ours"].get("measured") or NONE) for entry in entries]
         parts.append((Column("measured", "features, pictures drawn, real images", ("measured",), False), shown))
     accuracies = (("before", "as received, untrained"), ("after", "after one more local training"))
     for key, legend in () if measures[0] == "fid" else accuracies:
         shown = [_text(_two(entry["ours"]["before" if key == "before" else "after"])) for entry in entries]
         parts.append((Column(key, legend, (key,)), shown))
-    shown = [_text(_sent(entry["ours"]["traffic"])) for entry in entries]
-    parts.append((Column("down + up", "numbers per client and round", ("traffic",)), shown))
+    shown = [_sent(entry["ours"]["traffic"]) for entry in entries]
+    fields = ("down_floats", "up_floats", "down_and_up_bytes")
+    parts.append((Column("down + up", "numbers per client and round", fields), shown))
     if any(entry["paper"] and entry["paper"]["traffic"] for entry in entries):
-        shown = [_text(_count(entry["paper"] and entry["paper"]["traffic"])) for entry in entries]
-        parts.append((Column("paper's cost", "numbers, as printed", ("cost",)), shown))
+        shown = [_count(entry["paper"] and entry["paper"]["traffic"]) for entry in entries]
+        parts.append((Column("paper's cost", "numbers, as printed", ("paper_floats",)), shown))
     columns, cells = zip(*parts, strict=True)
     return Table(tuple(columns), tuple(zip(*cells, strict=True)))
 
 
-def _tuned(entries: Sequence[Entry]) -> list[tuple[Column, list[Shown]]]:
-    """Lay out what `--tune` found."""
-    tuned = [entry["tuned"] for entry in entries]
-    chosen = [_text(_setting(one["setting"]) if one and one["setting"] else "–") for one in tuned]
-    return [
-        (
-            Column("best of grid", "the same with the setting that did best on validation images", ("tuned",)),
-            _best([one["ours"] if one else None for one in tuned]),
-        ),
-        (_plain("best − paper"), [_text(_signed(one["difference"] if one else None)) for one in tuned]),
-        (Column("chosen", "", ("chosen",), False), chosen),
+def _weighted(entries: Sequence[Entry]) -> list[tuple[Column, list[Shown]]]:
+    """Lay out what counts images: the last round, and the best one where the table knows of it."""
+    shown = [_text(_two(entry["ours"].get("weighted"))) for entry in entries]
+    apart = [_text(_signed(difference(entry["ours"], entry["paper"], "weighted"))) for entry in entries]
+    parts = [
+        (Column("weighted", "every test image counts once, not every client", ("weighted",)), shown),
+        (Column("weighted − paper", "", ("weighted_difference",)), apart),
     ]
+    if any("best_weighted" in entry["ours"] for entry in entries):
+        legend = "the highest weighted of any tested round, as received"
+        shown = [_text(_two(entry["ours"].get("best_weighted"))) for entry in entries]
+        parts.append((Column("best round", legend, ("best_weighted",)), shown))
+    return parts
+
+
+def _tuned(entries: Sequence[Entry], measure: str) -> list[tuple[Column, list[Shown]]]:
+    """Lay out what `--tune` found, and how far it is from the paper's by this measure."""
+    tuned = [entry["tuned"] for entry in entries]
+    chosen = [_text(_setting(one["setting"]) if one and one["setting"] else NONE) for one in tuned]
+    apart = [
+        _text(_signed(difference(one["ours"], entry["paper"], measure) if one else None))
+        for entry, one in zip(entries, tuned, strict=True)
+    ]
+    legend = "the same with the setting that did best on validation images"
+    grid = Column("best of grid", legend, ("tuned", "tuned_std", "tuned_lost"))
+    parts = [(grid, _best([one["ours"] if one else None for one in tuned]))]
+    if measure == "weighted":
+        shown = [_text(_two(one["ours"].get("weighted") if one else None)) for one in tuned]
+        parts.append((Column("best of grid, weighted", "", ("tuned_weighted",)), shown))
+    title = "best, weighted − paper" if measure == "weighted" else "best − paper"
+    parts.append((Column(title, "", ("tuned_difference",)), apart))
+    return [*parts, (Column("chosen", "", ("chosen",), False), chosen)]
 
 
 def _setting(setting: Mapping[str, Any]) -> str:
     return ", ".join(f"{key.removeprefix('method.')}={value}" for key, value in setting.items())
 
 
-def _plain(title: str) -> Column:
-    return Column(title, "", (title,))
-
-
 def _text(text: str) -> Shown:
-    return Shown(text, (text,))
+    return Shown(text, ("" if text == NONE else text,))
 
 
 def _best(found: Sequence[Ours | None], lowest: bool = False) -> list[Shown]:
@@ -206,41 +276,54 @@ def _best(found: Sequence[Ours | None], lowest: bool = False) -> list[Shown]:
     known, best = {value for value in means if value is not None}, min if lowest else max
     cells = []
     for ours, value in zip(found, means, strict=True):
-        text = _ours(ours) if ours else "–"
-        cells.append(Shown(text, (text,), best=len(known) > 1 and value == best(known)))
+        text, fields = (_ours(ours), _fields(ours)) if ours else (NONE, ("", "", ""))
+        cells.append(Shown(text, fields, best=len(known) > 1 and value == best(known)))
     return cells
 
 
 def _ours(ours: Ours) -> str:
-    words = ["diverged" if DIVERGED in sentence else "failed" for sentence in ours["problems"].values()]
-    if ours["mean"] is None:
-        return " and ".join(sorted(set(words))) or "–"
-    spread = "" if ours["std"] is None else f" ± {ours['std']:.2f}"
+    """Write mean ± std, and beside it what became of the seeds without a result."""
+    mean, spread, lost = _fields(ours)
+    if not mean:
+        return " and ".join(sorted(set(_lost(ours)))) or NONE
+    return mean + (f" ± {spread}" if spread else "") + (f" ({lost})" if lost else "")
+
+
+def _fields(ours: Ours) -> tuple[str, str, str]:
+    """Return mean, std and what became of the other seeds, each empty where there is none."""
+    words = _lost(ours)
     lost = ", ".join(f"{words.count(word)} {word}" for word in sorted(set(words)))
-    return f"{ours['mean']:.2f}{spread}" + (f" ({lost})" if lost else "")
+    mean, spread = ("" if value is None else f"{value:.2f}" for value in (ours["mean"], ours["std"]))
+    return mean, spread, lost
+
+
+def _lost(ours: Ours) -> list[str]:
+    return [DIVERGED if DIVERGED in sentence else "failed" for sentence in ours["problems"].values()]
 
 
 def _client(entry: Entry, number: int) -> Shown:
     ours, paper = entry["ours"]["per_client"], entry["paper"]
-    text = _two(ours[number] if number < len(ours) else None)
+    value = ours[number] if number < len(ours) else None
+    mine = "" if value is None else f"{value:.2f}"
     printed = paper["per_client"] if paper else []
-    return _text(f"{text} ({printed[number]:.2f})" if number < len(printed) else text)
+    theirs = f"{printed[number]:.2f}" if number < len(printed) else ""
+    return Shown((mine or NONE) + (f" ({theirs})" if theirs else ""), (mine, theirs))
 
 
 def _two(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
+    return NONE if value is None else f"{value:.2f}"
 
 
 def _signed(value: float | None) -> str:
-    return "–" if value is None else f"{value:+.2f}"
+    return NONE if value is None else f"{value:+.2f}"
 
 
-def _count(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.0f}"
+def _count(value: float | None) -> Shown:
+    return _text(NONE) if value is None else Shown(f"{value:,.0f}", (f"{value:.0f}",))
 
 
-def _sent(traffic: Traffic | None) -> str:
+def _sent(traffic: Traffic | None) -> Shown:
     if traffic is None:
-        return "–"
-    size = human_bytes(traffic["down_bytes"] + traffic["up_bytes"])
-    return f"{traffic['down_floats']:,} + {traffic['up_floats']:,} ({size})"
+        return Shown(NONE, ("", "", ""))
+    down, up, size = traffic["down_floats"], traffic["up_floats"], traffic["down_bytes"] + traffic["up_bytes"]
+    return Shown(f"{down:,} + {up:,} ({human_bytes(size)})", (str(down), str(up), f"{size:.0f}"))

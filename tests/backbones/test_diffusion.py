@@ -91,8 +91,15 @@ def test_words_and_templates_as_embeddings(net: LoadedDiffusion) -> None:
 
 
 def test_an_initialiser_must_be_one_token(net: LoadedDiffusion) -> None:
-    with pytest.raises(PromptFedError, match=r'method\.initialiser="clematis" is \d tokens .* it must be one\.'):
+    with pytest.raises(PromptFedError, match=r'initialiser="clematis" is \d tokens .* must be one, as "thing" is\.'):
         net.word("clematis")
+
+
+def test_more_steps_than_the_model_knows_are_refused(net: LoadedDiffusion) -> None:
+    states, _ = net.encode(["{}"], torch.zeros(1, dtype=torch.long), net.word("flower")[None])
+    for steps in (0, net.times + 1):
+        with pytest.raises(PromptFedError, match=f"{steps} steps .* this model knows 1 to {net.times}"):
+            net.sample(states, torch.zeros(1, *net.latent_shape), steps=steps)
 
 
 def test_prompts_by_hand() -> None:

@@ -23,6 +23,7 @@ from promptfed.method import Method, Task
 from promptfed.methods.fedavg import FedAvg
 from promptfed.methods.local_only import Local
 from promptfed.methods.pfedpg import PFedPG
+from promptfed.methods.relic import RELIC, FedCPW, FedProto, FedTI, TILocal
 from promptfed.planning import Plan, make_loop
 from promptfed.record import Record
 from promptfed.tree import Tree
@@ -117,6 +118,22 @@ def test_a_method_that_needs_rows_refuses_to_be_left_the_mean(table: dict[str, A
 def test_what_leaves_the_rows_goes_with_every_method(table: dict[str, Any]) -> None:
     guards.check(table, PFedPG(), 10)
     assert all(guard.leaves == "rows" for guard in guards.build(table, PFedPG(), 0, 10, 10).guards)
+
+
+@pytest.mark.parametrize("method", [RELIC(), FedProto(), FedTI(align=0.7)], ids=lambda method: method.name)
+def test_zeros_that_say_none_must_arrive_as_such(method: RELIC) -> None:
+    for table, switch in (({"clip": 1.0}, "guards.clip"), ({"robust": "norm-bound"}, "guards.robust=norm-bound")):
+        with pytest.raises(PromptFedError, match=rf'{switch} changes what clients send.*zeros.*"none".*robust=krum'):
+            guards.check(table, method, 10)
+    with pytest.raises(PromptFedError, match=r"guards.secure leaves only the mean.*answer; use guards\.robust=krum\."):
+        guards.check({"secure": True}, method, 10)
+    guards.check({"robust": "krum"}, method, 10)
+
+
+@pytest.mark.parametrize("method", [RELIC(align=0.0), FedTI(), FedCPW(), TILocal()], ids=lambda method: method.name)
+def test_without_prototypes_every_guard_is_welcome(method: RELIC) -> None:
+    for table in ({"clip": 1.0, "noise": 1.0}, {"secure": True}, {"robust": "median"}, {"robust": "norm-bound"}):
+        guards.check(table, method, 10)
 
 
 def test_the_recipe_is_refused_before_anything_is_read() -> None:

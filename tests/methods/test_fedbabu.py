@@ -64,6 +64,15 @@ def test_epochs_of_tuning() -> None:
     torch.testing.assert_close(FedBABU(tune_epochs=0).adapt(TASK, model(), {}, data), model(), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(("drop_last", "each"), [(False, 5), (True, 4)])
+def test_drop_last_reaches_training_and_tuning(drop_last: bool, each: int) -> None:
+    own, method = numbered([5]), FedBABU(batch=2, epochs=2, tune_epochs=3, drop_last=drop_last)
+    method.fit(TASK, model(), {}, own.data([0], 0, stacked=False))
+    assert own.pool.seen == 2 * each
+    method.adapt(TASK, model(), {}, own.data([0], 0, stacked=False))
+    assert own.pool.seen == (2 + 3) * each
+
+
 def test_the_head_travels_down_and_never_up() -> None:
     where = task(ConvNet((3, 6, 6), 2, channels=(2,), kernel=3, hidden=(4,), pool_after=(1,)), 3)
     method = FedBABU(lr=0.05, epochs=2, batch=2, tune="all")

@@ -43,6 +43,14 @@ def test_only_the_body_moves_with_a_frozen_head() -> None:
     assert not personal["head.bias"].equal(start["head.bias"])
 
 
+@pytest.mark.parametrize(("drop_last", "images"), [(False, 3 * 5 + 2 * 5), (True, 3 * 4 + 2 * 4)])
+def test_drop_last_reaches_both_phases(drop_last: bool, images: int) -> None:
+    own, method = numbered([5]), FedRep(head_epochs=3, epochs=2, batch=2, drop_last=drop_last)
+    start = TASK.backbone.head(rng())
+    method.fit(TASK, method.init_server(TASK, rng()), start, own.data([0], 0, stacked=False))
+    assert own.pool.seen == images
+
+
 def test_exactly_the_body_travels() -> None:
     method, where = FedRep(epochs=1, head_epochs=1, batch=2), task(CNN, 3)
     own = graded([5, 2, 3], side=6)

@@ -15,7 +15,7 @@ from promptfed.method import Backbone
 from promptfed.methods.per_fedavg import PerFedAvg
 from promptfed.options import make
 from promptfed.tree import Tree
-from toys import BLACK, WHITE, FrozenTokens, Linear, dataset, graded, rng, shards, task
+from toys import BLACK, WHITE, FrozenTokens, Linear, dataset, graded, numbered, rng, shards, task
 
 Order = Literal["first", "second"]
 ORDERS: list[Order] = ["first", "second"]
@@ -87,6 +87,15 @@ def test_a_client_adapts_on_its_training_images(steps: int, x: float) -> None:
     own = shards(dataset([BLACK] * 2, [0, 1]), [1], [np.array([1])])
     model = replace(BY_HAND, adapt_steps=steps).adapt(TASK, zeros(), {}, own.data([0], 3, stacked=False))
     torch.testing.assert_close(model, biased(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("drop_last", "trained", "adapted"), [(False, 2 * 7, 2 + 2 + 2 + 1), (True, 2 * 4, 4 * 2)])
+def test_drop_last_leaves_out_what_fills_no_double_batch(drop_last: bool, trained: int, adapted: int) -> None:
+    own, method = numbered([7]), PerFedAvg(epochs=2, batch=2, adapt_steps=4, drop_last=drop_last)
+    method.fit(TASK, zeros(), {}, own.data([0], 0, stacked=False))
+    assert own.pool.seen == trained  # 7 = 4 + 3 images in double batches of 4
+    method.adapt(TASK, zeros(), {}, own.data([0], 0, stacked=False))
+    assert own.pool.seen == trained + adapted  # four steps of 2: the fourth is short, or the first of another pass
 
 
 CNN = ConvNet((3, 6, 6), 2, channels=(2,), kernel=3, hidden=(4,), pool_after=(1,), dropout=(0.5, 0.5))

@@ -138,7 +138,7 @@ class LoadedDiffusion(Diffusion):
         tokens = self.parts.tokenizer(text, add_special_tokens=False).input_ids
         if len(tokens) != 1:
             raise PromptFedError(
-                f'method.initialiser="{text}" is {len(tokens)} tokens for this backbone; it must be one.'
+                f'method.initialiser="{text}" is {len(tokens)} tokens for this backbone; it must be one, as "thing" is.'
             )
         found: Tensor = self._tower.embeddings.token_embedding.weight[tokens[0]]
         return found.float()
@@ -214,6 +214,8 @@ class LoadedDiffusion(Diffusion):
 
         `guidance` is how far beyond the text the images go, seen from a text without words.
         """
+        if not 0 < steps <= self.times:
+            raise PromptFedError(f"{steps} steps of denoising cannot be made; this model knows 1 to {self.times}.")
         scheduler = copy.deepcopy(self.parts.scheduler)
         scheduler.set_timesteps(steps)
         plain = self._silence.expand_as(states)

@@ -102,6 +102,10 @@ def reproduce(
         typer.Option(help="Take the finished runs of another --out of this table too.", metavar="DIR"),
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:1; short for device=…")] = None,
+    form: Annotated[
+        Format | None,
+        typer.Option("--format", help="How to print it; terminal if not given, markdown where nobody watches."),
+    ] = None,
 ) -> None:
     """Run a paper's whole table and print ours beside the paper's.
 
@@ -131,18 +135,24 @@ def reproduce(
     except KeyboardInterrupt:
         complain("Stopped. Give the same command again to go on.")
         raise typer.Exit(130) from None
-    _show_table(outcome)
-    say(f"Table {plan.out / 'table.md'}, {plan.out / 'table.json'}")
+    _show_table(outcome, form)
+    # where a format was asked for, a program or a file may be reading: it gets the table and nothing else
+    tell = say if form in (None, Format.terminal) else complain
+    tell(f"Table {plan.out / 'table.md'}, {plan.out / 'table.json'}")
     if failures(outcome):
         raise typer.Exit(1)
 
 
-def _show_table(outcome: "Outcome") -> None:
-    """Print a paper's table for a person, or as Markdown where nobody watches."""
-    from promptfed.tables import remarks, to_markdown, views
+def _show_table(outcome: "Outcome", form: Format | None = None) -> None:
+    """Print a paper's table as asked; if nothing is, for a person, or as Markdown where nobody watches."""
+    from promptfed.tables import remarks, to_csv, to_latex, to_markdown, views
 
-    if not console.is_terminal:
+    if form is None and not console.is_terminal:
         typer.echo(to_markdown(outcome))
+        return
+    if form not in (None, Format.terminal):
+        writer = {Format.markdown: to_markdown, Format.latex: to_latex, Format.csv: to_csv}[form]
+        typer.echo(writer(outcome), nl=False)
         return
     for title, shown in views(outcome):
         say(f"\n{outcome['title']} – {title}" if len(outcome["columns"]) > 1 else f"\n{outcome['title']}")

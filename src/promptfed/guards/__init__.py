@@ -131,8 +131,17 @@ def check(table: Mapping[str, Any], method: Method, present: int) -> None:
     _check_number(keys, present)
 
 
+OTHERS = "guards.clip, local noise, or robust=krum or norm-bound"  # what leaves every client its own answer
+
+
 def _check_method(keys: GuardOptions, method: Method) -> None:
-    """Refuse to leave only the mean to a method that needs every client's own answer."""
+    """Refuse to leave only the mean to a method that needs every client's own answer, or other zeros than were sent."""
+    if method.marks_nothing and (keys.clip or keys.robust == "norm-bound"):
+        switch = "guards.clip" if keys.clip else "guards.robust=norm-bound"
+        raise PromptFedError(
+            f'{switch} changes what clients send, and to method {method.name} rows of zeros in it say "none"; '
+            "use guards.robust=krum, or a method without such rows."
+        )
     if not method.needs_rows:
         return
     switches = {
@@ -144,7 +153,7 @@ def _check_method(keys: GuardOptions, method: Method) -> None:
         if on:
             raise PromptFedError(
                 f"{switch} leaves only the mean of what clients send, and method {method.name} needs each client's own "
-                "answer; use guards.clip, local noise, or robust=krum or norm-bound."
+                f"answer; use {'guards.robust=krum' if method.marks_nothing else OTHERS}."
             )
 
 

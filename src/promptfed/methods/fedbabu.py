@@ -30,6 +30,7 @@ class FedBABU(Method):
     clip: NonNegative = 0.0  # of a client's gradient; 0: none
     tune: Literal["head", "body", "all"] = "head"
     tune_epochs: Whole = 5
+    drop_last: bool = False
 
     # -- what is learned, and where it lives ------------------------------------
     def init_server(self, task: Task, rng: Rng) -> Tree:
@@ -39,14 +40,14 @@ class FedBABU(Method):
     # -- one round, in the order it happens -------------------------------------
     def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
         """θ_ext ← θ_ext − α ∇ℓ(θ_ext, θ_cls) with θ_cls frozen; send θ_ext alone."""
-        batches = data.batches(size=self.batch, epochs=self.epochs)
+        batches = data.batches(size=self.batch, epochs=self.epochs, drop_last=self.drop_last)
         return self._train(task, down, batches, tree.drop(down, HEAD)), personal
 
     # -- what a client deploys --------------------------------------------------
     def adapt(self, task: Task, down: Tree, personal: Tree, data: Data) -> Tree:
         """Fine-tune the head, the body or all on TRAINING images of the client."""
         parts = {"head": tree.pick(down, HEAD), "body": tree.drop(down, HEAD), "all": down}
-        batches = data.batches("tune", size=self.batch, epochs=self.tune_epochs)
+        batches = data.batches("tune", size=self.batch, epochs=self.tune_epochs, drop_last=self.drop_last)
         return down | self._train(task, down, batches, parts[self.tune])
 
     def _train(self, task: Task, down: Tree, batches: Batches, part: Tree) -> Tree:

@@ -29,6 +29,7 @@ class FedRep(Method):
     momentum: NonNegative = 0.9
     weight_decay: NonNegative = 1e-3
     clip: NonNegative = 0.0  # of a client's gradient; 0: none
+    drop_last: bool = False
 
     # -- what is learned, and where it lives ------------------------------------
     def init_server(self, task: Task, rng: Rng) -> Tree:
@@ -43,11 +44,11 @@ class FedRep(Method):
     def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
         """Algorithm 1, the client's updates: first h_i with φ frozen, then φ with h_i frozen."""
         # h_i ← h_i − α ∇_h f_i(h_i, φ)
-        batches = data.batches("head", size=self.batch, epochs=self.head_epochs)
+        batches = data.batches("head", size=self.batch, epochs=self.head_epochs, drop_last=self.drop_last)
         rates = local.Rates(lr=self.head_lr, momentum=self.momentum, weight_decay=self.weight_decay, clip=self.clip)
         head = tree.pick(local.sgd(self.loss, task, down, personal, batches, hold=down, **rates), personal)
         # φ ← φ − α ∇_φ f_i(h_i, φ)
-        batches = data.batches("body", size=self.batch, epochs=self.epochs)
+        batches = data.batches("body", size=self.batch, epochs=self.epochs, drop_last=self.drop_last)
         rates = local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, clip=self.clip)
         body = tree.pick(local.sgd(self.loss, task, down, down, batches, hold=head, **rates), down)
         return body, head

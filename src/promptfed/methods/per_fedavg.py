@@ -32,6 +32,7 @@ class PerFedAvg(Method):
     weight_decay: NonNegative = 1e-3
     clip: NonNegative = 0.0  # of a client's gradient; 0: none
     adapt_steps: Whole = 1
+    drop_last: bool = False
 
     # -- what is learned, and where it lives ------------------------------------
     def init_server(self, task: Task, rng: Rng) -> Tree:
@@ -41,7 +42,7 @@ class PerFedAvg(Method):
     # -- one round, in the order it happens -------------------------------------
     def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
         """Algorithm 1: w ← w − β ∇F(w) for every double batch, where F(w) = f(w − α ∇f(w; D); D')."""
-        batches = data.batches(size=2 * self.batch, epochs=self.epochs)
+        batches = data.batches(size=2 * self.batch, epochs=self.epochs, drop_last=self.drop_last)
         rates = local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, clip=self.clip)
         tuned = local.sgd(self.meta, task, down, down, batches, **rates)
         return tree.pick(tuned, down), personal
@@ -63,7 +64,7 @@ class PerFedAvg(Method):
 
     def adapt(self, task: Task, down: Tree, personal: Tree, data: Data) -> Tree:
         """Return w after `adapt_steps` steps at rate α on TRAINING images of the client."""
-        batches = data.batches("adapt", size=self.batch, steps=self.adapt_steps)
+        batches = data.batches("adapt", size=self.batch, steps=self.adapt_steps, drop_last=self.drop_last)
         return local.sgd(self.loss, task, down, down, batches, lr=self.alpha, clip=self.clip)
 
 

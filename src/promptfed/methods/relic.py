@@ -32,13 +32,12 @@ class RELIC(Method):
     name: ClassVar[str] = "relic"
     backbone: ClassVar[str] = "diffusion"
     inverts: ClassVar[bool] = True
-    needs_rows: ClassVar[bool] = True  # a mean over those who used a template must know who did
     reads: ClassVar[Literal["pixels", "features"]] = "features"
 
     conditional: bool = True  # a shift and a scale of each client's own make û of u
     align: NonNegative = 0.7  # λ_0, the weight of prototypes in the loss; 0, or not shared: there are none
     shared: bool = True  # false: every client learns its own u and nothing travels
-    initialiser: str = "flower"  # the word that u starts from
+    initialiser: str = "thing"  # the word that u starts from
     vectors: Count = 1  # u has so many, which stand side by side in the prompt
     templates: Kind = "object"
     first: Whole = 0  # use so many of the templates, from the first; 0: all
@@ -55,6 +54,11 @@ class RELIC(Method):
     ema: Share = 0.9  # how much of a prototype's target is the server's; the rest is the client's own of before
     distance: Literal["mse", "norm"] = "mse"  # of a state from its prototype
     weighting: Literal["size", "uniform"] = "size"  # of clients in the mean of u
+
+    def __post_init__(self) -> None:
+        """Say what prototypes ask of guards: their mean is over those who used a template, the others send zeros."""
+        for name in ("needs_rows", "marks_nothing"):
+            object.__setattr__(self, name, self._aligned)
 
     # -- what is learned, and where it lives ------------------------------------
     def init_server(self, task: Task, rng: Rng) -> Tree:
@@ -76,7 +80,12 @@ class RELIC(Method):
         return personal
 
     def _start(self, task: Task) -> Tensor:
-        return text_to_image(task).word(self.initialiser).cpu().repeat(self.vectors, 1)
+        """Return the word that u starts from; one too long for a template is refused before a run begins."""
+        model = text_to_image(task)
+        start = model.word(self.initialiser).repeat(self.vectors, 1)
+        with torch.no_grad():
+            model.encode(self._templates, torch.zeros(1, dtype=torch.long, device=start.device), start)
+        return start.cpu()
 
     def _branch(self, name: str, inputs: int, outputs: int, draw: torch.Generator) -> Tree:
         """Return two layers; in the residual form the last is zero, so that a branch changes nothing at first."""
@@ -260,7 +269,6 @@ class FedTI(RELIC):
     """Federated textual inversion: average u, and nothing else."""
 
     name: ClassVar[str] = "fedti"
-    needs_rows: ClassVar[bool] = False
 
     conditional: bool = False
     align: NonNegative = 0.0
@@ -271,7 +279,6 @@ class FedCPW(RELIC):
     """RELIC without prototypes: average u, keep what conditions it."""
 
     name: ClassVar[str] = "fedcpw"
-    needs_rows: ClassVar[bool] = False
 
     align: NonNegative = 0.0
 
@@ -290,7 +297,6 @@ class TILocal(RELIC):
     """Textual inversion (Gal et al. ICLR 2023) on every client alone: nothing travels."""
 
     name: ClassVar[str] = "ti-local"
-    needs_rows: ClassVar[bool] = False
 
     conditional: bool = False
     align: NonNegative = 0.0
@@ -302,7 +308,6 @@ class TICentral(RELIC):
     """Textual inversion in one place, which holds the images: client 0's. With clients=1 nobody else is asked."""
 
     name: ClassVar[str] = "ti-central"
-    needs_rows: ClassVar[bool] = False
 
     conditional: bool = False
     align: NonNegative = 0.0

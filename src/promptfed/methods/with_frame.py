@@ -35,7 +35,7 @@ class WithFrame(Method):
 
     def __post_init__(self) -> None:
         """Take over what the engine asks a method before it calls it."""
-        for name in ("needs_rows", "once"):
+        for name in ("needs_rows", "marks_nothing", "once"):
             object.__setattr__(self, name, getattr(self.inner, name))
 
     # -- what is learned, and where it lives ------------------------------------
