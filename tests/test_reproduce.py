@@ -469,6 +469,13 @@ def test_help_names_every_option() -> None:
         assert word in done.out
 
 
+def test_an_empty_choice_is_not_all(table: Path, tmp_path: Path) -> None:
+    for option in ("--only", "--columns"):
+        done = run(table, tmp_path / "out", option, "")
+        assert (done.code, done.err) == (2, f"promptfed: {option} names nothing; leave it out for all.\n")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_person_sees_tables(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.console import Console
 

@@ -1,6 +1,5 @@
 """The command line. Mistakes get one sentence and exit code 2; Ctrl-C saves the run and exits with 130."""
 
-import errno
 import sys
 
 import typer
@@ -10,7 +9,7 @@ from promptfed.cli.finished import audit, compare, export, figure, generate, pre
 from promptfed.cli.training import demo, reproduce, run
 from promptfed.errors import PromptFedError
 from promptfed.sites.cli import app as sites_app
-from promptfed.terminal import complain
+from promptfed.terminal import complain, told
 
 app = typer.Typer(
     help="Federated prompt learning: exchange prompts of a few kilobytes instead of models of hundreds of megabytes.",
@@ -36,9 +35,7 @@ def main() -> None:
     except PromptFedError as error:
         _fail(str(error))
     except OSError as error:
-        place = f": {error.filename}" if error.filename else ""
-        hint = " Free some space and resume the run." if error.errno == errno.ENOSPC else ""
-        _fail(f"{error.strerror or error}{place}.{hint}")
+        _fail(told(error))
 
 
 def _fail(sentence: str) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from promptfed.cli.arguments import Format, Overrides, show_runs
 from promptfed.errors import PromptFedError
-from promptfed.terminal import complain, console, say
+from promptfed.terminal import complain, console, say, told
 
 if TYPE_CHECKING:
     from promptfed.outcome import Outcome
@@ -42,6 +42,8 @@ def run(
     if source is not None and re.match(r"[\w.]+=", source):  # a key, not a path such as runs/seed=0/recipe.toml
         words, source = [source, *words], None
     if resume is not None:
+        if out is not None:
+            raise PromptFedError(f"--resume goes on in {resume}; leave out --out.")
         recipe = runner.single(config.load(source or str(resume / "recipe.toml"), words)) if source or words else None
         _guarded(resume, partial(runner.go_on, resume, recipe))
         return
@@ -62,6 +64,10 @@ def _guarded(folder: Path, work: "Callable[[], Result]", show: bool = True) -> N
     except KeyboardInterrupt:
         complain(f"Stopped. Go on with: promptfed run --resume {folder}")
         raise typer.Exit(130) from None
+    except OSError as error:
+        if not (folder / "recipe.toml").is_file():
+            raise
+        raise PromptFedError(f"{told(error)} Go on with: promptfed run --resume {folder}") from error
     if show:
         show_runs([result.folder], Format.terminal)
         say(f"Run folder {result.folder}, report {result.folder / 'report.html'}")
@@ -80,7 +86,7 @@ def demo(
     except KeyboardInterrupt:
         complain(f"Stopped. Go on with: promptfed demo --seed {seed} --out {out}")
         raise typer.Exit(130) from None
-    console.print(headline([read_run(folder) for folder in folders]).to_rich())
+    console.print(headline([read_run(folder) for folder in folders]).to_rich(console.width))
     page = write_report(folders, out / f"report-seed{seed}.html")
     say(f"Report: {page.resolve()}")
     say("Next: promptfed run demo/pfedpt method.size=[1,2,8] shows how wide the frame should be.")
@@ -93,8 +99,8 @@ def reproduce(
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Where all run folders go; runs/TABLE if not given.")] = None,
     seeds: Annotated[str, typer.Option(help="The seeds of every cell, such as 0,1,2.")] = "0",
-    only: Annotated[str, typer.Option(help="Run these rows only.", metavar="ROW,ROW")] = "",
-    columns: Annotated[str, typer.Option(help="Run these columns only.", metavar="COLUMN,COLUMN")] = "",
+    only: Annotated[str | None, typer.Option(help="Run these rows only.", metavar="ROW,ROW")] = None,
+    columns: Annotated[str | None, typer.Option(help="Run these columns only.", metavar="COLUMN,COLUMN")] = None,
     workers: Annotated[int, typer.Option(help="Runs side by side, each in a process.")] = 1,
     tune: Annotated[bool, typer.Option("--tune", help="Also try every row's grid on validation images.")] = False,
     merge: Annotated[
@@ -124,8 +130,8 @@ def reproduce(
         out=out or Path("runs") / found.name,
         overrides=(*(overrides or []), *([f"device={device}"] if device else [])),
         seeds=parse_seeds(seeds),
-        rows=tuple(filter(None, only.split(","))),
-        columns=tuple(filter(None, columns.split(","))),
+        rows=_chosen("--only", only),
+        columns=_chosen("--columns", columns),
         workers=workers,
         tune=tune,
         merge=tuple(merge or ()),
@@ -141,6 +147,14 @@ def reproduce(
     tell(f"Table {plan.out / 'table.md'}, {plan.out / 'table.json'}")
     if failures(outcome):
         raise typer.Exit(1)
+
+
+def _chosen(option: str, given: str | None) -> tuple[str, ...]:
+    """Return the names that an option gives, or none if it was not given: then all are meant."""
+    names = tuple(filter(None, (given or "").split(",")))
+    if given is not None and not names:
+        raise PromptFedError(f"{option} names nothing; leave it out for all.")
+    return names
 
 
 def _show_table(outcome: "Outcome", form: Format | None = None) -> None:
