@@ -337,7 +337,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(
         patch.setattr(place, full)
         done = promptfed("run", run / "recipe.toml", "rounds=5", "--resume", run)
     assert "No space left on device" in sentence(done)
-    assert f"Free some space. Go on with: promptfed run --resume {run}" in done.err
+    assert f"Free some space. Go on with promptfed run --resume {run}." in done.err
     assert f"--resume goes on in {run}; leave out --out." in sentence(promptfed("run", "--resume", run, "--out", "x"))
     after = bits(run)
     assert same(before[0], after[0])

@@ -67,7 +67,7 @@ def _guarded(folder: Path, work: "Callable[[], Result]", show: bool = True) -> N
     except OSError as error:
         if not (folder / "recipe.toml").is_file():
             raise
-        raise PromptFedError(f"{told(error)} Go on with: promptfed run --resume {folder}") from error
+        raise PromptFedError(f"{told(error)} Go on with promptfed run --resume {folder}.") from error
     if show:
         show_runs([result.folder], Format.terminal)
         say(f"Run folder {result.folder}, report {result.folder / 'report.html'}")
