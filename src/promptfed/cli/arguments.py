@@ -24,16 +24,22 @@ class Format(StrEnum):
     csv = "csv"
 
 
+Form = Annotated[
+    Format | None,
+    typer.Option("--format", help="How to write the table; if not given, markdown where no terminal shows it."),
+]
+
+
 def show_runs(folders: list[Path], form: Format | None) -> None:
-    """Print run folders as one table; if no form is asked for, for a person, or as Markdown where nobody watches."""
+    """Print run folders as one table."""
     from promptfed.report import compare, read_run
 
-    fitting = Format.terminal if console.is_terminal else Format.markdown
-    print_table(compare([read_run(folder) for folder in folders]), form or fitting)
+    print_table(compare([read_run(folder) for folder in folders]), form)
 
 
-def print_table(table: "Table", form: Format) -> None:
-    """Print a table as asked."""
+def print_table(table: "Table", form: Format | None) -> None:
+    """Print a table as asked; if nothing is, for a person, or as Markdown where nobody watches."""
+    form = form or (Format.terminal if console.is_terminal else Format.markdown)
     if form is Format.terminal:
         console.print(table.to_rich(console.width))
     else:

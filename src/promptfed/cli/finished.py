@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from promptfed.cli.arguments import Dirs, Format, print_table, show_runs
+from promptfed.cli.arguments import Dirs, Form, print_table, show_runs
 from promptfed.gallery import KINDS
 from promptfed.terminal import console, say
 
@@ -30,10 +30,7 @@ class Against(StrEnum):
 
 def compare(
     dirs: Dirs,
-    form: Annotated[
-        Format | None,
-        typer.Option("--format", help="How to write the table; if not given, markdown where no terminal shows it."),
-    ] = None,
+    form: Form = None,
 ) -> None:
     """Print run folders as one table; runs that differ only in their seed become mean ± std."""
     show_runs(dirs, form)
@@ -137,7 +134,7 @@ def quality(
     steps: Annotated[int, typer.Option(min=1, help="Steps of denoising.")] = 30,
     guidance: Annotated[float, typer.Option(help="How far to go beyond the text; 1: not at all.")] = 7.5,
     device: Device = "",
-    form: Annotated[Format, typer.Option("--format", help="How to write the table.")] = Format.terminal,
+    form: Form = None,
 ) -> None:
     """Measure the pictures of finished runs (FID, KID, likeness) and write quality.json into their folders.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from promptfed.cli.arguments import Format, Overrides, show_runs
+from promptfed.cli.arguments import Form, Format, Overrides, show_runs
 from promptfed.errors import PromptFedError
 from promptfed.terminal import complain, console, say, told
 
@@ -108,10 +108,7 @@ def reproduce(
         typer.Option(help="Take the finished runs of another --out of this table too.", metavar="DIR"),
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:1; short for device=…")] = None,
-    form: Annotated[
-        Format | None,
-        typer.Option("--format", help="How to print it; terminal if not given, markdown where nobody watches."),
-    ] = None,
+    form: Form = None,
 ) -> None:
     """Run a paper's whole table and print ours beside the paper's.
 
