@@ -2,7 +2,14 @@
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows, where nothing is held
+    fcntl = None  # type: ignore[assignment]
 
 
 def write_text(path: Path, text: str) -> None:
@@ -22,3 +29,12 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: object) -> None:
     """Write a JSON file in one step."""
     write_text(path, json.dumps(value, indent=1, allow_nan=True) + "\n")
+
+
+@contextmanager
+def held(path: Path, *, wait: bool) -> Iterator[None]:
+    """Hold a lock file against other processes; if one holds it, wait for its end or raise BlockingIOError."""
+    with path.open("a") as lock:
+        if fcntl is not None:
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield

@@ -14,13 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from promptfed import files
 from promptfed.errors import PromptFedError
 from promptfed.files import write_json, write_text
-
-try:
-    import fcntl
-except ImportError:  # Windows, where nothing is held
-    fcntl = None  # type: ignore[assignment]
 
 Line = dict[str, Any]
 FORMAT = 1
@@ -62,12 +58,11 @@ class Record:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Hold the folder: two processes that write into one run would spoil it."""
-        with (self.folder / LOCK).open("a") as lock:
-            if fcntl is not None:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError as error:
-                    raise PromptFedError(f"Another process is at work in {self.folder}; wait for its end.") from error
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(files.held(self.folder / LOCK, wait=False))
+            except BlockingIOError as error:
+                raise PromptFedError(f"Another process is at work in {self.folder}; wait for its end.") from error
             yield
 
     def state(self, recipe_hash: str, partition_hash: str) -> Line | None:

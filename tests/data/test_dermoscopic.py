@@ -46,6 +46,13 @@ def test_lists_and_images_are_added_one_after_the_other(lists: Path, tmp_path: P
         assert np.bincount(data.domains[mask]).tolist() == [SMALL[site][column] for site in "ABC"]
 
 
+def test_two_zips_of_one_name_are_two_parts(lists: Path, tmp_path: Path) -> None:
+    for part in (lists, tmp_path / "images"):
+        (tmp_path / f"of {part.name}").mkdir()
+        add(NAME, zipped(part, tmp_path / f"of {part.name}" / "data.zip"))
+    assert len(open_dataset(NAME, size=2)) == 23
+
+
 def test_what_was_added_last_goes_first(lists: Path, tmp_path: Path) -> None:
     add(NAME, tmp_path)
     paint(tmp_path / "better" / "ISIC_0000002.jpg", 200)

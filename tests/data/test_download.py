@@ -3,6 +3,7 @@
 import hashlib
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -140,14 +141,22 @@ def test_a_wrong_checksum_deletes_the_part_and_says_both(server: Server, target:
     assert RIGHT in str(caught.value)
     assert wrong in str(caught.value)
     assert "promptfed data add cifar10 PATH" in str(caught.value)
-    assert list(target.parent.iterdir()) == []
+    assert [path for path in target.parent.iterdir() if path.suffix != ".lock"] == []
+
+
+def test_two_runs_want_the_same_file(server: Server, target: Path) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda _: fetch(server.url, target, RIGHT), range(2)))
+    assert found == [target, target]
+    assert target.read_bytes() == BODY
+    assert server.asked == [None]  # the second waited and took what the first had fetched
 
 
 def test_a_damaged_part_never_becomes_the_file(server: Server, target: Path) -> None:
     leave(target, b"?" * 1000)
     with pytest.raises(PromptFedError, match="instead of"):
         fetch(server.url, target, RIGHT)
-    assert list(target.parent.iterdir()) == []
+    assert [path for path in target.parent.iterdir() if path.suffix != ".lock"] == []
 
 
 def test_a_missing_page_tells_how_to_add_a_file_by_hand(server: Server, target: Path) -> None:

@@ -62,9 +62,11 @@ def test_other_weights_images_or_statistics_are_another_matter(tmp_path: Path) -
 def test_a_damaged_file_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = features_of(IMAGES, network(), CPU)
     (kept,) = (tmp_path / "features").iterdir()
-    kept.write_bytes(b"torn")
-    assert features_of(IMAGES, network(), CPU).equal(first)
-    assert "damaged" in caplog.text
+    for torn in (b"torn", b""):
+        kept.write_bytes(torn)
+        caplog.clear()
+        assert features_of(IMAGES, network(), CPU).equal(first)
+        assert "damaged" in caplog.text
 
 
 def test_views_are_several_and_the_same_every_time() -> None:

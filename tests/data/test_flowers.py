@@ -67,6 +67,23 @@ def test_official_lists(official: Path) -> None:
     assert data.test.nonzero()[0].tolist() == [4, 5, 6, 7]
 
 
+def test_a_photograph_that_no_list_names_is_refused(official: Path) -> None:
+    lists = {"trnid": [[1, 2]], "valid": [[3, 4]], "tstid": [[5, 6, 7]]}
+    savemat(official / "setid.mat", {name: np.array(value, np.float64) for name, value in lists.items()})
+    add("flowers102", official)
+    with pytest.raises(PromptFedError, match=r"No list of .*setid\.mat has image 8, .*; use data\.split"):
+        open_dataset("flowers102", size=2, split="official")
+
+
+def test_hidden_files_are_no_photographs(tmp_path: Path) -> None:
+    paint(tmp_path / "set" / "082" / "image_00007.jpg", 7)
+    for hidden in (tmp_path / "set" / "082" / "._image_00007.jpg", tmp_path / "set" / "__MACOSX" / "082" / "x.jpg"):
+        hidden.parent.mkdir(parents=True, exist_ok=True)
+        hidden.write_bytes(b"no image")
+    add("flowers102", tmp_path / "set")
+    assert len(open_dataset("flowers102", size=2)) == 1
+
+
 def test_limit(official: Path) -> None:
     add("flowers102", official)
     data = open_dataset("flowers102", only="rose", size=2, test_fraction=0.0, limit=3)

@@ -49,6 +49,27 @@ def test_classes_in_folders(root: Path) -> None:
     assert (data.name, data.domain_names, set(data.domains.tolist())) == ("pets", ("pets",), {0})
 
 
+def test_test_images_that_cannot_be_read_are_not_replaced(root: Path) -> None:
+    for name in ("train/a/0.png", "train/a/1.png", "val/a/2.png"):
+        put(root / name)
+    (root / "test" / "a").mkdir(parents=True)
+    (root / "test" / "a" / "3.png").write_bytes(b"no image")
+    with pytest.raises(PromptFedError, match=r"No test image of .*pets can be read"):
+        open_dataset(f"folder:{root}", size=4, skip_corrupt=True)
+
+
+@pytest.mark.parametrize("torn", [b"", b"torn", b"[]"])
+@pytest.mark.parametrize("file", ["labels.npy", "images.npy", "names.json"])
+def test_a_kept_copy_that_is_damaged_is_made_again(root: Path, tmp_path: Path, file: str, torn: bytes) -> None:
+    put(root / "cat" / "a.png", 7)
+    first = open_dataset(f"folder:{root}", size=4, test_fraction=0)
+    (kept,) = (tmp_path / "home").rglob(file)
+    kept.write_bytes(torn)
+    again = open_dataset(f"folder:{root}", size=4, test_fraction=0)
+    assert np.array_equal(first.images, again.images)
+    assert again.classes == ("cat",)
+
+
 def test_domains_of_classes_in_folders(root: Path) -> None:
     for domain, classes in {"sketch": "ab", "photo": "bc"}.items():
         for name in classes:

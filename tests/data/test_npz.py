@@ -62,6 +62,7 @@ def test_grey_images_and_label_columns_are_accepted(path: Path) -> None:
         ({"class_names": ["a", "b"]}, "class_names in .* has 2 names, but the numbers go up to 2"),
         ({"class_names": np.array(["a", None], object)}, r"is not an \.npz file of plain arrays"),
         ({"domain_train": [0, 0, 0]}, "lacks domain_test"),
+        ({"y_train": np.array([0, 1, 2**63], np.uint64)}, "y_train in .* must hold whole numbers from 0"),
     ],
 )
 def test_wrong_arrays_are_one_sentence(path: Path, changes: Arrays, sentence: str) -> None:

@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from promptfed.data import open_dataset
 from promptfed.data.dataset import Dataset
 from promptfed.data.partition import Partition, make_partition
+from promptfed.data.split import evaluated_on
 from promptfed.errors import PromptFedError
 
 
@@ -210,6 +212,19 @@ def test_missing_and_unreadable_files(tmp_path: Path) -> None:
         Partition.load(tmp_path / "none.json", small()[1])
     with pytest.raises(PromptFedError, match="cannot be read"):
         Partition.load(tmp_path, small()[1])
+
+
+def test_a_file_made_for_another_split_is_refused(tmp_path: Path) -> None:
+    whole = open_dataset("fashion-shops", limit=10)
+    held_out = evaluated_on(whole, "val", 0)
+    for dataset, other in ((held_out, whole), (whole, held_out)):
+        path = tmp_path / "p.json"
+        make_partition("iid", {}, dataset, 4, 0).save(path, dataset)
+        assert len(make_partition(f"file:{path}", {}, dataset, 4, 0)) == 4
+        with pytest.raises(PromptFedError, match="it was made for another evaluation split"):
+            make_partition(f"file:{path}", {}, other, 4, 0)
+    make_partition("pfllib-iid", {}, whole, 4, 0).save(path, whole)
+    assert len(make_partition(f"file:{path}", {}, whole, 4, 0)) == 4  # it tests on training images, as that code does
 
 
 def test_wrong_number_of_clients_for_a_file_and_negative_seed(tmp_path: Path) -> None:

@@ -35,6 +35,16 @@ def test_what_was_never_added_cannot_be_downloaded(name: str, tmp_path: Path) ->
     assert here(name) == (False, tmp_path / "home" / "data" / name, 0)
 
 
+def test_a_zip_whose_contents_are_damaged_is_refused(office: Path, home: Path) -> None:
+    archive = zipped(office, office.parent / "o.zip")
+    raw = bytearray(archive.read_bytes())
+    raw[80:200] = bytes(120)
+    archive.write_bytes(raw)
+    with pytest.raises(PromptFedError, match=r"o\.zip is neither a folder nor a complete zip"):
+        add(NAME, archive)
+    assert not list(home.rglob("*.jpg"))
+
+
 def test_a_zip_is_unpacked_and_no_longer_needed(office: Path, home: Path) -> None:
     archive = zipped(office, office.parent / "o.zip")
     assert add(NAME, archive) == home / "unpacked" / "o"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from promptfed import progress
 from promptfed.errors import PromptFedError
+from promptfed.files import held
 
 CHUNK = 1 << 18
 TRIES = 4
@@ -98,8 +99,15 @@ def fetch(url: str, target: Path, checksum: str, *, name: str = "NAME") -> Path:
 
     `checksum` is "md5:…" or "sha256:…"; `name` is the data set named in the advice for a machine without network.
     """
-    part = target.with_name(target.name + ".part")
     target.parent.mkdir(parents=True, exist_ok=True)
+    with held(target.with_name(f".{target.name}.lock"), wait=True):  # another run may want the same file at once
+        if target.is_file() and digest(target, checksum.partition(":")[0]) == checksum:
+            return target
+        return _fetch(url, target, checksum, name)
+
+
+def _fetch(url: str, target: Path, checksum: str, name: str) -> Path:
+    part = target.with_name(target.name + ".part")
     failure: Exception | None = None
     for _ in range(TRIES):
         try:

@@ -20,7 +20,7 @@ from promptfed.data.download import home
 from promptfed.method import Backbone
 
 BATCH = 256
-HASHED_BYTES = 1 << 30  # of a larger data set, every so many images stand for all
+HASHED_BYTES = 1 << 34  # of a larger data set, every so many images stand for all: reading it all takes minutes
 
 log = logging.getLogger("promptfed")
 
@@ -53,7 +53,7 @@ def _kept(
     if path.is_file():
         try:
             return torch.from_numpy(np.load(path)).to(device)
-        except (OSError, ValueError):
+        except (OSError, EOFError, ValueError):
             log.warning("%s is damaged; the features are computed again", path)
     made = _compute(dataset, backbone, device, what, change)
     try:

@@ -171,7 +171,8 @@ def find_photos(root: Path) -> list[Photo]:
         return [_photo(path, int(label)) for path, label in zip(files, labels, strict=True)]
     found = []
     for path in sorted(root.rglob("*")):
-        if path.suffix.lower() in SUFFIXES and (number := _number(path.parent.name)):
+        hidden = any(part.startswith((".", "__")) for part in path.relative_to(root).parts)
+        if not hidden and path.suffix.lower() in SUFFIXES and (number := _number(path.parent.name)):
             found.append(_photo(path, number))
     if not found:
         raise PromptFedError(
@@ -197,8 +198,11 @@ def _listed(root: Path, photos: list[Photo]) -> list[Photo]:
     lists = read_mat(found[0]) if found else {}
     if not {TRAIN, VAL, TEST} <= lists.keys():
         raise PromptFedError(f"{root} has no {LISTS} with the official lists; use data.split=random.")
-    test, val = (set(lists[name].tolist()) for name in (TEST, VAL))
+    train, test, val = (set(lists[name].tolist()) for name in (TRAIN, TEST, VAL))
     numbers = [int(re.sub(r"\D", "", photo.path.stem) or 0) for photo in photos]
+    for photo, number in zip(photos, numbers, strict=True):
+        if number not in train | test | val:
+            raise PromptFedError(f"No list of {found[0]} has image {number}, {photo.path}; use data.split=random.")
     return [replace(photo, test=n in test, val=n in val) for photo, n in zip(photos, numbers, strict=True)]
 
 

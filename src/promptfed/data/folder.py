@@ -17,6 +17,8 @@ def read_folder(root: Path, size: int, skip_corrupt: bool) -> Dataset:
     domains = sorted({photo.domain for photo in photos})
     album = Album(name, root, photos, tuple(sorted({photo.label for photo in photos})), tuple(domains))
     data = read_album(album, size, skip_corrupt, "folders")
+    if any(photo.test for photo in photos) and not data.test.any():
+        raise PromptFedError(f"No test image of {root} can be read; without them training images would be tested on.")
     return replace(data, domain_names=tuple(domain or name for domain in domains))
 
 

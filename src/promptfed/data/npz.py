@@ -1,6 +1,7 @@
 """A user's own arrays in one .npz file."""
 
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def _read(path: Path) -> Arrays:
     try:
         with path.open("rb") as file, np.load(file) as opened:
             return dict(opened)
-    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as problem:
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as problem:
         raise PromptFedError(f"{path} is not an .npz file of plain arrays.") from problem
 
 
@@ -84,7 +85,7 @@ def _indices(arrays: Arrays, name: str, path: Path) -> Indices:
     """Return whole numbers from 0 as int64 [N]; a column [N, 1] is accepted."""
     y = _pick(arrays, name, path)
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
-    if y.ndim != 1 or y.dtype.kind not in "iu" or (y < 0).any():
+    if y.ndim != 1 or y.dtype.kind not in "iu" or (y.astype(np.int64) < 0).any():
         raise PromptFedError(f"{name} in {path} must hold whole numbers from 0, one per image.")
     return y.astype(np.int64)
 

@@ -31,7 +31,7 @@ def kept(folder: Path, key: str, make: Make) -> Dataset:
     if place.is_dir():
         try:
             return _load(place)
-        except (OSError, ValueError, KeyError):
+        except (OSError, EOFError, ValueError, KeyError, TypeError):
             shutil.rmtree(place, ignore_errors=True)
     fresh = place.with_name(f".{place.name}.{os.getpid()}")
     made: Dataset | None = None

@@ -27,6 +27,7 @@ from promptfed.errors import PromptFedError, choice
 __all__ = ["PARTITIONS", "Partition", "Partitioner", "make_partition"]
 
 FILE = "file:"
+POOLED = "pfllib-"  # these deal official training and test images alike, and divide each client's own
 STREAM = 7919  # keeps these draws apart from every other use of the run's seed
 
 
@@ -109,6 +110,14 @@ def _from_file(path: Path, options: Mapping[str, object], dataset: Dataset, clie
             f'The partition file {path} names image {left_out[0]}, which is left out of "{dataset.name}" here; '
             "it was made for another evaluation split."
         )
+    if not partition.name.startswith(POOLED):
+        tested = np.concatenate(partition.test)
+        strange = tested[~dataset.test[tested]]
+        if len(strange):
+            raise PromptFedError(
+                f'The partition file {path} tests on image {strange[0]}, which is no test image of "{dataset.name}" '
+                "here; it was made for another evaluation split."
+            )
     return partition
 
 

@@ -108,7 +108,9 @@ def _key(album: Album) -> str:
         except FileNotFoundError:
             raise PromptFedError(f'There is no file {photo.path}, which data set "{album.name}" lists.') from None
         known = f"{photo.test}|{photo.val}|{photo.domain}|{photo.label}"
-        content.update(f"{photo.path.as_posix()}|{stat.st_size}|{stat.st_mtime_ns}|{known}\n".encode())
+        content.update(
+            f"{photo.path.as_posix()}|{stat.st_size}|{stat.st_mtime_ns}|{stat.st_ctime_ns}|{known}\n".encode()
+        )
     return content.hexdigest()[:32]
 
 

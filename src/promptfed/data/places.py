@@ -4,10 +4,12 @@ A zip is unpacked into the data home; a folder stays where it is and only its pa
 sets are larger than one would like to have twice.
 """
 
+import hashlib
 import json
 import os
 import shutil
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,7 +31,9 @@ def remember(name: str, path: Path, check: Callable[[Path], object], beside: boo
         raise PromptFedError(f"There is no file or folder {path}.")
     if path.is_dir():
         check(path)
-    folder = path.resolve() if path.is_dir() else _unpack(path, own / UNPACKED / path.stem, check)
+    # parts of a set may well be zips of the same name
+    apart = f"-{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}" if beside else ""
+    folder = path.resolve() if path.is_dir() else _unpack(path, own / UNPACKED / f"{path.stem}{apart}", check)
     others = {place: size for place, size in _record(name).items() if place != str(folder)}
     own.mkdir(parents=True, exist_ok=True)
     write_json(own / RECORD, {str(folder): _bytes(folder)} | (others if beside else {}))
@@ -84,7 +88,7 @@ def _unpack(path: Path, folder: Path, check: Callable[[Path], object]) -> Path:
         _checked(fresh, path, check)
         shutil.rmtree(folder, ignore_errors=True)
         fresh.rename(folder)
-    except zipfile.BadZipFile as problem:
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as problem:  # or encrypted
         raise PromptFedError(f"{path} is neither a folder nor a complete zip: {problem}.") from problem
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
@@ -101,4 +105,4 @@ def _checked(fresh: Path, path: Path, check: Callable[[Path], object]) -> None:
 
 def _bytes(folder: Path) -> int:
     """Return the size of all files below a folder."""
-    return sum((Path(top) / file).stat().st_size for top, _, files in os.walk(folder) for file in files)
+    return sum((Path(top) / file).lstat().st_size for top, _, files in os.walk(folder) for file in files)
