@@ -15,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
+from promptfed.federation import store
 from promptfed.method import Data, Method, Task
 from promptfed.tree import Tree
 from stopped_runs import bits, same
@@ -345,6 +346,25 @@ def test_a_full_disk_keeps_the_last_checkpoint(
     assert promptfed("run", "--resume", run).code == 0
     assert promptfed("run", *words, "rounds=5", "--out", tmp_path / "straight").code == 0
     assert same(bits(run)[0], bits(tmp_path / "straight")[0])
+
+
+def test_a_disk_full_while_a_round_is_taken_over(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["pfedpt", *tiny(images, "checkpoint_seconds=1000", "rounds=4", "fleet.memory_mb=0.001")]
+    real, failed = store.write_tree, list[Path]()
+
+    def once(path: Path, content: Tree) -> int:
+        if not failed and path.parents[1].joinpath("rounds.jsonl").read_text().count("\n") == 3:
+            failed.append(path)
+            full()
+        return real(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "write_tree", once)
+        assert "No space left" in sentence(promptfed("run", *words, "--out", tmp_path / "run"))
+    assert failed
+    assert promptfed("run", "--resume", tmp_path / "run").code == 0
+    assert promptfed("run", *words, "--out", tmp_path / "straight").code == 0
+    assert same(bits(tmp_path / "run")[0], bits(tmp_path / "straight")[0])
 
 
 def test_a_disk_full_from_the_start(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

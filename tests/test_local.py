@@ -331,6 +331,10 @@ def test_clipping_shortens_each_clients_gradient_as_a_whole() -> None:
     first, second = local.clipped(grads, 1.0, lead=1)
     torch.testing.assert_close(first, torch.tensor([[0.6], [0.3]]), rtol=1e-5, atol=0)
     torch.testing.assert_close(second, torch.tensor([[[0.8]], [[0.4]]]), rtol=1e-5, atol=0)
+    scalars = local.clipped([torch.tensor([3.0, 0.3]), torch.tensor([[4.0], [0.4]])], 1.0, lead=1)
+    torch.testing.assert_close(scalars, [torch.tensor([0.6, 0.3]), torch.tensor([[0.8], [0.4]])], rtol=1e-5, atol=0)
+    (single,) = local.clipped([torch.tensor(3.0)], 1.0, lead=0)
+    torch.testing.assert_close(single, torch.tensor(1.0), rtol=1e-5, atol=0)
     alone = local.clipped([torch.tensor([3.0]), torch.tensor([[4.0]])], 1.0, lead=0)
     torch.testing.assert_close(alone, [torch.tensor([0.6]), torch.tensor([[0.8]])], rtol=1e-5, atol=0)
 

@@ -138,13 +138,13 @@ class _Adam:
 
 def clipped(grads: Sequence[Tensor], longest: float, lead: int) -> list[Tensor]:
     """Shorten every client's gradient, all parameters together, to `longest`; the client dimension leads if `lead`."""
-    squares = torch.stack([g.square().sum(tuple(range(lead, g.dim()))) for g in grads]).sum(0)
+    squares = torch.stack([g.square().flatten(lead).sum(-1) if g.dim() > lead else g.square() for g in grads]).sum(0)
     share = (longest / (squares.sqrt() + 1e-6)).clamp(max=1)
     return [g * _like(share, g) for g in grads]
 
 
 def _like(active: Tensor, p: Tensor) -> Tensor:
-    return active.reshape(*active.shape, *(1,) * (p.dim() - active.dim()))
+    return active.reshape((*active.shape, *(1,) * (p.dim() - active.dim())))
 
 
 def _assign(target: Tensor, value: Tensor, on: Tensor | None) -> None:

@@ -136,6 +136,12 @@ def test_without_prototypes_every_guard_is_welcome(method: RELIC) -> None:
         guards.check(table, method, 10)
 
 
+def test_a_number_that_is_none_lets_nothing_else_pass_unclipped() -> None:
+    down, up = {"w": torch.zeros(2)}, {"w": torch.tensor([float("nan"), 5000.0])}
+    _, found, _ = Clip(1.0)(0, torch.tensor(0), down, up, torch.ones(()))
+    assert bool(found["w"].isnan().all())
+
+
 def test_the_recipe_is_refused_before_anything_is_read() -> None:
     with pytest.raises(PromptFedError, match="method pfedpg needs each client's own answer"):
         config.load("pfedpg", ["guards.secure=true", "data.name=folder:/nowhere"])

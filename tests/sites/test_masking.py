@@ -365,6 +365,24 @@ def test_a_site_helps_to_open_one_sum_of_a_round(tmp_path: Path) -> None:
         assert (answer.head.get("error") == "it has helped to open another sum of this round") == refused
 
 
+@pytest.mark.parametrize("number", [1, -1, float("nan"), 0.0, "0"], ids=str)
+def test_a_session_is_for_one_round(number: object, tmp_path: Path) -> None:
+    curious = Curious(tmp_path)
+    curious.session()
+    error = curious.error("reveal", survivors=[0, 1], round=number)
+    assert error == ("this session is for another round" if number == 1 else "the request names no round")
+    assert "error" not in curious.ask("reveal", survivors=[0, 1, 2]).head
+
+
+def test_a_run_keeps_its_recipe(tmp_path: Path) -> None:
+    curious = Curious(tmp_path)
+    curious.session()
+    curious.recipe = config.dump(recipe("fedavg"))
+    for _ in range(2):
+        assert curious.error("hello") == "this run began with another recipe, and keeps it"
+        curious.worker = workers(tmp_path)["north"]  # it has not forgotten
+
+
 def test_a_number_too_large_for_the_sum_is_refused_at_the_site(tmp_path: Path) -> None:
     curious = Curious(tmp_path, "method.lr=1e9")
     curious.begin()

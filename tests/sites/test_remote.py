@@ -104,6 +104,7 @@ ATTACKS = {
     "another's": (edited(lambda m: Message(m.head | {"site": "north"}, m.tree)), "its site is not the request's"),
     "another round's": (edited(lambda m: Message(m.head | {"round": 0}, m.tree)), "its round is not the request's"),
     "replayed": (edited(lambda m: Message(m.head | {"nonce": "0" * 32}, m.tree)), "its nonce is not the request's"),
+    "countless images": (edited(lambda m: Message(m.head | {"images": 10**400}, m.tree)), "how many images"),
     "no images": (edited(lambda m: Message(m.head | {"images": "many"}, m.tree)), "how many images"),
     "error": (edited(lambda m: Message(m.head | {"error": "out of memory"}, {})), "it says: out of memory"),
 }
@@ -249,6 +250,48 @@ def test_a_robust_rule_sees_those_who_answered(tmp_path: Path) -> None:
 def test_what_is_not_there_over_sites_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PromptFedError, match="set sampling=uniform"):
         coordinator.create(tmp_path / "run", recipe("fedavg", "sampling=one-per-domain"), Federation(NAMES))
+
+
+def test_a_site_imports_nothing_that_a_recipe_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "foreign.py").write_text("raise SystemExit('it ran')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = config.dump(recipe("fedavg")).replace('name = "fedavg"', 'name = "foreign:Method"')
+    head = {"run": "x", "round": 0, "nonce": "0", "kind": "hello", "site": "north", "client": 0, "classes": []}
+    answer = next(iter(workers(tmp_path).values())).answer(wire.pack(Message(head | {"recipe": text}, {})))
+    error = wire.unpack(answer, 2**30).head["error"]
+    assert error == "method foreign:Method is not PromptFed's own; this site runs no other code"
+
+
+def test_a_request_cannot_make_a_site_forget_what_it_builds_on(tmp_path: Path) -> None:
+    out, federation = begin(tmp_path, "pfedpt", "rounds=1")
+    coordinator.conduct(out, federation, exchange(tmp_path), ignore)
+    (run,) = (tmp_path / "home" / "north" / "runs").iterdir()
+    (kept,) = (run / "versions").iterdir()
+    worker = workers(tmp_path)["north"]
+    head = {"run": run.name, "round": 1, "nonce": "1" * 32, "kind": "evaluate", "site": "north", "client": 0}
+    head |= {"classes": ["dark", "light"], "recipe": (run / "asked.toml").read_text(), "base": kept.stem, "names": []}
+    answer = worker.answer(wire.pack(Message(head | {"settled": "zzz", "adapt": False, "final": False}, {})))
+    assert "version zzz is younger than" in wire.unpack(answer, 2**30).head["error"]
+    assert kept.is_file()
+
+
+def test_what_a_site_says_is_fit_for_a_terminal(tmp_path: Path) -> None:
+    change = edited(lambda message: Message(message.head | {"error": "\x1b[2Jgone" + "!" * 1000}, {}))
+    out, federation = begin(tmp_path, "fedavg", federation=Federation(NAMES, min_sites=2))
+    coordinator.conduct(out, federation, exchange(tmp_path, change), ignore)
+    refused: Any = lines(out)[1]["sites"]
+    (said,) = refused["refused"]["west"]
+    assert said.startswith("it says: [2Jgone!!!")
+    assert said.isprintable()
+    assert len(said) < 320
+
+
+def test_a_robust_rule_must_hold_for_as_few_as_a_round_may_have(tmp_path: Path) -> None:
+    few = Federation(NAMES, min_sites=2)
+    for words in (("guards.robust=krum", "guards.byzantine=0"), ("guards.robust=trimmed-mean", "guards.trim=0.34")):
+        with pytest.raises(PromptFedError, match="2"):
+            coordinator.create(tmp_path / "run", recipe("fedavg", *words), few)
+        assert not (tmp_path / "run").exists()
 
 
 def test_noise_the_coordinator_could_work_out_is_refused_on_both_sides(tmp_path: Path) -> None:

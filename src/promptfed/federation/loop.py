@@ -82,6 +82,7 @@ class Loop:
         self.founders = self.everyone[: len(shards) - settings.newcomers]
         self.finished = 0
         self._saved = 0
+        self._sealing = False  # the round's personal trees are being taken over
         self._watched: _Watched | None = None
         self.server: Tree = tree.to(method.init_server(task, rng_for(settings.seed, "server")), self.device)
 
@@ -116,7 +117,7 @@ class Loop:
             self._run(save, progress)
         finally:
             self.store.discard()
-            if self._saved < self.finished and self._finite():
+            if self._saved < self.finished and self._finite() and not self._sealing:
                 save()
 
     def _run(self, save: Callable[[], None], progress: Callable[[Line], None]) -> None:
@@ -126,8 +127,10 @@ class Loop:
             with uninterrupted():
                 self._keep_word(server, self.finished + 1)
                 self.record.append(line)  # first: if the disk is full, the round has not happened
+                self._sealing = True
+                self.store.seal()  # it may write, and fail half-way: what is left then is no round's state
+                self._sealing = False
                 self.server = server
-                self.store.seal()
                 self.finished += 1
             progress(line)
             if (began := time.monotonic()) >= next_save:

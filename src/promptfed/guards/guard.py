@@ -50,6 +50,7 @@ def shortened(clients: Tensor, down: Tree, up: Tree, bound: float | Tensor) -> T
         ones = (1,) * (up[name].ndim - clients.ndim)
         moved = change[name] * factor.reshape(*clients.shape, *ones)
         whole = down[name] + moved if name in down else moved
-        return whole.where((length > bound).reshape(*clients.shape, *ones), up[name])
+        # a length that is no number must not let the rest pass unchanged: all of it becomes none
+        return up[name].where((length <= bound).reshape(*clients.shape, *ones), whole)
 
     return {name: scaled(name) for name in up}

@@ -71,6 +71,7 @@ def join(
     found = own_data(data, resolve({}))
     place = (home or unpacked / "state").resolve()
     place.mkdir(parents=True, exist_ok=True)
+    place.chmod(0o700)  # personal trees and models lie there
     kits.furnish(unpacked, place)
     say(f"{kits.site_name(unpacked)}: {len(found):,} images of {len(found.classes)} classes; Ctrl-C leaves.")
     given = {frames.DATA: _absolute(data), frames.HOME: str(place), frames.DEVICE: device}

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from promptfed import config, tree
+from promptfed import config, guards, tree
 from promptfed.config import EvaluateOptions, Recipe
 from promptfed.errors import PromptFedError
 from promptfed.federation.loop import Loop, Settings, summarise
@@ -33,7 +33,7 @@ from promptfed.report import write_report
 from promptfed.runner import environment
 from promptfed.sites.place import Place, blank, read_recipe, settle
 from promptfed.sites.post import RETRY_SECONDS, Events, Post, Terms
-from promptfed.sites.remote import Expected, Remote
+from promptfed.sites.remote import MOST, Expected, Remote
 from promptfed.sites.seam import Exchange
 from promptfed.sites.settings import Federation
 from promptfed.sites.wire import Message, Refused
@@ -109,6 +109,9 @@ def create(folder: Path, recipe: Recipe, federation: Federation) -> None:
         raise PromptFedError(f"sampling={recipe.sampling} is not supported over sites; set sampling=uniform.")
     if recipe.guards.get("noise") and recipe.guards["entropy"] != "system":
         raise PromptFedError("Over sites noise must be a secret of theirs; set guards.entropy=system.")
+    present = min(federation.needed, recipe.per_round or recipe.clients - recipe.newcomers)
+    if recipe.guards.get("robust", "mean") != "mean":  # its rule must hold for as few as a round may have
+        guards.check(recipe.guards, config.build_method(recipe), min(present, recipe.newcomers or present))
     Record.create(folder, config.dump(recipe), environment(pick_device("cpu")))
     known = {"sites": federation.sites, "newcomers": recipe.newcomers, "run": f"{folder.name}-{secrets.token_hex(4)}"}
     write_json(folder / "federation.json", known)
@@ -222,7 +225,7 @@ def _introduced(path: Path, post: Post, clients: range, others: Line | None = No
         if not (isinstance(shape, list) and len(shape) == 2 and all(type(side) is int for side in shape)):
             raise Refused("it does not say how large its images are")
         weight = answer.tree.get("weight")
-        if weight is None or weight.ndim or not 0 < float(weight) < float("inf"):
+        if weight is None or weight.ndim or weight.dtype != torch.float32 or not 0 < float(weight) < MOST:
             raise Refused("its weight is no positive number")
 
     names = post.federation.sites

@@ -56,6 +56,8 @@ def provision(source: Path, folder: Path) -> Federation:
         shutil.make_archive(str(kits / site), "zip", made, site)
         (kits / f"{site}.zip").chmod(0o600)
     shutil.rmtree(made)
+    for path in (folder / "ca").rglob("*.json"):  # they hold the private keys of all parties
+        path.chmod(0o600)
     write_text(folder / "fed.toml", source.read_text(encoding="utf-8"))
     return federation
 

@@ -60,6 +60,7 @@ class Masks:
     """A site's part in one session: each step once, and in order."""
 
     session: str
+    round: int
     client: int
     own: secure.Secrets
     share: float  # more than this share of the clients must stay, whatever the coordinator says
@@ -69,9 +70,9 @@ class Masks:
     _done: set[str] = field(default_factory=set)
 
     @classmethod
-    def begin(cls, session: str, client: int, guard: SecureSum) -> "Masks":
-        """Draw secrets for a session."""
-        return cls(session, client, secure.fresh(client), guard.threshold)
+    def begin(cls, session: str, round: int, client: int, guard: SecureSum) -> "Masks":  # noqa: A002
+        """Draw secrets for a session, which is for one round."""
+        return cls(session, round, client, secure.fresh(client), guard.threshold)
 
     @property
     def threshold(self) -> int:

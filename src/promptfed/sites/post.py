@@ -12,6 +12,7 @@ from promptfed.sites.settings import Federation
 from promptfed.sites.wire import Head, Message, NotFinite, Refused
 
 RETRY_SECONDS = 0.5  # between two askings of a round with too few answers
+MOST_LETTERS = 300  # of what a site says is wrong
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class Post:
             if answer.head.get(key) != request[key]:
                 raise Refused(f"its {key} is not the request's: a replayed or forged answer")
         if "error" in answer.head:
-            raise Refused(f"it says: {answer.head['error']}")
+            raise Refused(f"it says: {_printable(str(answer.head['error']))}")
         checked(site, answer)
         return answer
 
@@ -130,3 +131,8 @@ class Post:
             if more := count - self._repeated.get(site, 0):
                 self.events.refused.setdefault(site, []).extend(["it gave an answer to no standing request"] * more)
         self._late, self._repeated = dict(self.exchange.late), dict(self.exchange.repeated)
+
+
+def _printable(text: str) -> str:
+    """Return a site's words fit for a terminal: no control characters, and not too many."""
+    return "".join(letter for letter in text[:MOST_LETTERS] if letter.isprintable())

@@ -21,6 +21,7 @@ from promptfed.sites.wire import Message, Refused, Shapes
 from promptfed.sites.worker import joined, part, version
 from promptfed.tree import Tree
 
+MOST = 2**40  # images, or the weight of a site: more is nonsense
 SUMMED = "summed.json"  # in a run folder: of whom the last round's sum was opened, with secure aggregation
 
 
@@ -169,7 +170,7 @@ class Remote:
             if keep and not masked and float(answer.tree["weight"]) != declared:
                 raise Refused(f"its weight is {float(answer.tree['weight']):g}, at first it was {declared:g}")
             images: Any = answer.head.get("images")
-            if type(images) is not int or images < 0:
+            if type(images) is not int or not 0 <= images < MOST:
                 raise Refused("it does not say how many images it has used")
             _check_sums(answer.tree)
 

@@ -13,6 +13,7 @@ from promptfed.errors import PromptFedError
 from promptfed.tree import Tree
 
 FORMAT = 1
+TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool)
 HEAD_LIMIT = 2**20  # bytes of a message that are not numbers
 Head = dict[str, Any]
 Shapes = dict[str, tuple[torch.dtype, tuple[int, ...]]]
@@ -60,6 +61,8 @@ def unpack(data: bytes, limit: int) -> Message:
         order = head.pop("order")
         if sorted(order) != sorted(tree):
             raise Refused("its names are not those it announces")
+        if strange := [name for name, value in tree.items() if value.dtype not in TYPES]:
+            raise Refused(f'"{strange[0]}" has a type of numbers that never travels')
         return Message(head, {name: tree[name] for name in order})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         raise Refused("it is no message of PromptFed") from error

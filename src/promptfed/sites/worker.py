@@ -22,6 +22,7 @@ import signal
 import sys
 import threading
 import time
+import tomllib
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ import torch
 from promptfed import tree
 from promptfed.errors import PromptFedError
 from promptfed.federation.store import read_tree, write_tree
-from promptfed.files import write_json
+from promptfed.files import write_json, write_text
 from promptfed.predict import write_model
 from promptfed.sites import masking, wire
 from promptfed.sites.frames import read_frame, write_frame
@@ -95,6 +96,8 @@ class Worker:
         head = message.head
         if head["kind"] not in kinds or not NAME.fullmatch(head["run"]):
             raise Refused("the request is of no known kind")
+        if type(head["round"]) is not int or head["round"] < 0:
+            raise Refused("the request names no round")
         wire.check_finite(message.tree)
         folder = self.home / "runs" / head["run"]
         folder.mkdir(parents=True, exist_ok=True)
@@ -105,9 +108,10 @@ class Worker:
         key, classes = (head["run"], head["recipe"], head["client"]), tuple(head["classes"] or ())
         # the first request may leave the classes to the site, whose own they then are
         if self._place is None or key != self._key or classes not in ((), self._place.dataset.classes):
+            if not self.outside:
+                _refuse_foreign(head["recipe"])
             recipe = read_recipe(head["recipe"], "the coordinator")
-            if ":" in str(recipe.method["name"]) and not self.outside:
-                raise Refused(f"method {recipe.method['name']} is not PromptFed's own; this site runs no other code")
+            _pin(folder / "asked.toml", head["recipe"])
             if recipe.guards.get("noise") and recipe.guards["entropy"] != "system":
                 raise Refused("noise that the coordinator can work out hides nothing; set guards.entropy=system")
             dataset = own_data(self.data, recipe)
@@ -181,7 +185,7 @@ class Worker:
         guard = masking.of_guards(place.guards)
         if guard is None:
             raise Refused("the recipe asks for no secure aggregation")
-        self._masks = Masks.begin(message.head["session"], place.client, guard)
+        self._masks = Masks.begin(message.head["session"], message.head["round"], place.client, guard)
         return self._masks.public()
 
     def _share(self, place: Place, folder: Path, message: Message) -> Message:
@@ -203,6 +207,8 @@ class Worker:
     def _session(self, message: Message) -> Masks:
         if self._masks is None or message.head.get("session") != self._masks.session:
             raise Refused("it does not hold the secrets of this session")
+        if message.head["round"] != self._masks.round:
+            raise Refused("this session is for another round")
         return self._masks
 
     def _spend(self, place: Place, folder: Path) -> bool:
@@ -262,14 +268,16 @@ class Worker:
 
         Versions older than the settled one are forgotten: no coordinator goes back beyond its last checkpoint.
         """
-        base: str = message.head["base"]
+        base, settled = str(message.head["base"]), str(message.head["settled"])
         if not place.fresh or not base:
             return place.fresh
         path = folder / "versions" / f"{base}.safetensors"
         if not NAME.fullmatch(base) or not path.is_file():
             raise Refused(f"it does not hold version {base} of its personal state")
+        if settled > base:
+            raise Refused(f"version {settled} is younger than {base}, on which the request builds")
         for other in path.parent.glob("*.safetensors"):
-            if other.stem < message.head["settled"]:
+            if other.stem < settled:
                 other.unlink()
         return read_tree(path)
 
@@ -282,15 +290,36 @@ class Worker:
         place.store.discard()
 
     def _log(self, head: Head, sent: Tree, size: int) -> None:
-        """Note what leaves: names, shapes and norms, never a value of an image or a weight."""
+        """Note what leaves: the head as it is, and of tensors names, shapes and norms, never their values."""
         tensors = {
             name: {"shape": list(value.shape), "bytes": tree.nbytes({name: value}), "norm": _norm(value)}
             for name, value in sent.items()
         }
-        line = {"time": round(time.time(), 3), **{key: head.get(key) for key in (*KEPT, "error")}, "bytes": size}
+        first = {key: head.get(key) for key in (*KEPT, "error")}
+        rest = {key: value for key, value in head.items() if key not in first}
+        line = {"time": round(time.time(), 3), **first, "bytes": size, "head": rest}
         self.home.mkdir(parents=True, exist_ok=True)
         with (self.home / "outbox.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line | {"tensors": tensors}) + "\n")
+
+
+def _refuse_foreign(text: str) -> None:
+    """Refuse a recipe that names a method by a dotted path, before anything of that path is imported."""
+    try:
+        method = tomllib.loads(text).get("method", {})
+    except tomllib.TOMLDecodeError as error:
+        raise Refused("the recipe is no valid TOML") from error
+    name = method.get("name", "") if isinstance(method, dict) else method
+    if ":" in str(name):
+        raise Refused(f"method {name} is not PromptFed's own; this site runs no other code")
+
+
+def _pin(path: Path, text: str) -> None:
+    """Refuse another recipe than the run began with: its guards are what the site agreed to."""
+    if not path.exists():
+        write_text(path, text)
+    elif path.read_text(encoding="utf-8") != text:
+        raise Refused("this run began with another recipe, and keeps it")
 
 
 def version(round: int, nonce: str) -> str:  # noqa: A002
