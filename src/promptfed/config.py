@@ -77,17 +77,18 @@ class Recipe:
         """Return the fingerprint of all that decides the numbers; the length and the place of the run do not."""
         same = {"rounds": 1, "checkpoint_seconds": 0.0, "device": "auto"}
         content = asdict(self) | same | {"guards": guards.deciding(self.guards)}
+        method = str(self.method.get("name")).removesuffix(PROMPTED)
         for key, default in LATER.items():
-            table, _, name = key.rpartition(".")
+            owner, _, path = key.rpartition(":")
+            table, _, name = path.rpartition(".")
             place = content[table] if table else content
-            if place.get(name) == default:
+            if owner in ("", method) and place.get(name) == default:
                 del place[name]
-        if self.method.get("name", "").removesuffix(PROMPTED) in DROPPERS and self.method.get("drop_last") is False:
-            del content["method"]["drop_last"]
         return "sha256:" + hashlib.sha256(to_toml(content).encode()).hexdigest()
 
 
-# keys younger than the first runs: at these values a recipe keeps the fingerprint it had without them
+# keys younger than the first runs: at these values a recipe keeps the fingerprint it had without them; a key that is
+# young to one method alone stands behind its name
 LATER = {
     "sampling": "uniform",
     "data.only": "",
@@ -98,9 +99,10 @@ LATER = {
     "partition.unseen": "",
     "method.tune_epochs": 0,
     "method.test_prompt": "own",
+    "per-fedavg:method.drop_last": False,
+    "fedrep:method.drop_last": False,
+    "fedbabu:method.drop_last": False,
 }
-# methods that learned of `drop_last` after their first runs; others have had it in their fingerprint from the beginning
-DROPPERS = ("per-fedavg", "fedrep", "fedbabu")
 TABLES = ("method", "prompt", "data", "partition", "backbone", "fleet", "evaluate", "guards")
 
 

@@ -346,7 +346,9 @@ class Counts(FedAvg):
 
 @pytest.mark.parametrize("table", [TABLES[0], TABLES[4], {"robust": "norm-bound"}], ids=str)
 def test_a_method_that_needs_rows_gets_as_many_as_clients(table: dict[str, Any], tmp_path: Path) -> None:
-    go(loop(tmp_path / "run", table, Counts(lr=0.1, epochs=1, batch=4)))
+    run = loop(tmp_path / "run", table, Counts(lr=0.1, epochs=1, batch=4))
+    go(run)
+    assert run.finished == run.settings.total > 0  # no round broke off in `Counts.aggregate`
 
 
 # -- the budget -----------------------------------------------------------------------------------------------------

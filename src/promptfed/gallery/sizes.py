@@ -1,6 +1,6 @@
 """Figure 8 of pFedPT: how good runs are whose prompts differ in kind and size, from their records alone."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -10,6 +10,7 @@ from promptfed.errors import PromptFedError
 from promptfed.gallery import drawings
 from promptfed.gallery.drawings import Drawing
 from promptfed.report.folder import RunFolder, Scores, read_run
+from promptfed.report.tables import flat
 
 # Where recipes have the size of a visual prompt and its kind: pFedPT itself, and the prompt around another method.
 PLACES = {"method.size": "method.prompt", "prompt.size": "prompt.kind"}
@@ -55,13 +56,13 @@ def sized(run: RunFolder) -> Sized:
     """Return a run with its prompt's kind and size, or say that it has none, is not finished, or has no accuracy."""
     if not run.finished:
         raise PromptFedError(f'Run folder "{run.path}" is not finished; let the run go on, or leave it out.')
-    keys = dict(_flat(run.recipe))
+    keys = flat(run.recipe)
     for size, kind in PLACES.items():
         if size in keys and kind in keys:
             if run.scores is None:
                 raise PromptFedError(f'Run folder "{run.path}" has no accuracy of its clients.')
-            rest = {key: str(value) for key, value in keys.items() if key not in {size, kind, *SAME}}
-            return Sized(run, str(keys[kind]), int(keys[size]), run.scores, rest)
+            rest = {key: value for key, value in keys.items() if key not in {size, kind, *SAME}}
+            return Sized(run, keys[kind], int(keys[size]), run.scores, rest)
     raise PromptFedError(
         f'Run folder "{run.path}" has no prompt with a size; pfedpt has method.size, and other methods prompt.size.'
     )
@@ -109,15 +110,6 @@ def points(members: Sequence[Sized]) -> list[dict[str, Any]]:
             }
         )
     return found
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield a recipe's dotted keys with their values."""
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 def _told(runs: Sequence[Sized]) -> str:

@@ -138,7 +138,7 @@ def group_runs(runs: Sequence[RunFolder]) -> tuple[Group, ...]:
         raise PromptFedError("There is no run to compare; give at least one run folder.")
     pools: dict[tuple[str, bool, int], list[RunFolder]] = {}
     for run in runs:
-        recipe, copy = repr(sorted(_flat(run.recipe).items())), 0
+        recipe, copy = repr(sorted(flat(run.recipe).items())), 0
         while run.seed in (other.seed for other in pools.get((recipe, run.finished, copy), ())):
             copy += 1
         pools.setdefault((recipe, run.finished, copy), []).append(run)
@@ -219,12 +219,12 @@ def _ranked(measure: _Measure, groups: Sequence[Group]) -> list[Cell]:
     return cells
 
 
-def _flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """The recipe as dotted keys, without its seeds."""
     found: dict[str, str] = {}
     for key, value in recipe.items():
         if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{key}.")
+            found |= flat(value, f"{prefix}{key}.")
         elif key != "seed":
             found[prefix + key] = str(value)
     return found
@@ -232,7 +232,7 @@ def _flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 def _named(names: Sequence[str], runs: Sequence[RunFolder], part: str) -> list[str]:
     """Add to each name the settings of its part of the recipe in which it differs from its namesakes."""
-    recipes = [_flat(run.recipe) for run in runs]
+    recipes = [flat(run.recipe) for run in runs]
     texts = []
     for name, recipe in zip(names, recipes, strict=True):
         namesakes = [other for same, other in zip(names, recipes, strict=True) if same == name]
