@@ -124,3 +124,7 @@ def test_what_came_of_fedapts_claims() -> None:
     assert abs(means("fedapt-shops-t5")["with"] - means("fedapt-shops-t5")["without"]) < 0.5
     fast = means("fedapt-shops-fig2")
     assert fast["exact"] == fast["fast"]
+    office = means("fedapt-office")
+    assert all(value > office["clip-zs"] for row, value in office.items() if row != "clip-zs")
+    assert abs(office["fedapt"] - office["promptfl"]) < 0.5
+    assert max(office, key=office.__getitem__) == "vit-tuning"

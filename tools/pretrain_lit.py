@@ -21,7 +21,7 @@ import gzip
 import json
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from promptfed.backbones.checkpoint import IMAGENET
 from promptfed.backbones.clip import CLIP, LoadedCLIP
 from promptfed.backbones.clip_checkpoint import read_towers
 from promptfed.backbones.init import affine
-from promptfed.backbones.pretrained import ViT
+from promptfed.backbones.pretrained import ViT, fit_positions
 from promptfed.backbones.text import TextArch
 from promptfed.backbones.tokenizer import END, LAST, START, Tokenizer, letters, read_tokenizer
 from promptfed.backbones.transformer import Arch
@@ -295,8 +295,11 @@ def main() -> None:
     weights["logit_scale"] = torch.tensor(1 / 0.07).log()
     answers = torch.tensor([label for own in labels for label in own])
     weights, steps = pretrain(arch, weights, tokenizer, (seen, answers), classes, taught, plan)
-    tensors = hub_tensors(weights) | dinov2_tensors(checkpoint.read_weights(str(given.dinov2)), form.patch)
-    write_folder(given.out, dinov2_config(form), arch, tensors, tokenizer)
+    grid = (given.size // form.patch, given.size // form.patch)
+    image = checkpoint.read_weights(str(given.dinov2))
+    image["position"] = fit_positions(image["position"], form.grid, grid)  # it was trained on images of this side
+    tensors = hub_tensors(weights) | dinov2_tensors(image, form.patch)
+    write_folder(given.out, dinov2_config(replace(form, grid=grid)), arch, tensors, tokenizer)
     facts: dict[str, object] = {
         "texts": len(taught[0]),
         "images": len(answers),

@@ -36,6 +36,7 @@ CIFAR = {
     "c100-dirichlet": ("pfedpg-cifar100-0.01",),
 }
 
+FEDAPT = "fedapt-office"
 SHOPS = tuple(f"fedapt-shops-{name}" for name in ("t1", "t2", "t3", "t4", "t5", "t6", "fig2"))
 
 
@@ -84,7 +85,7 @@ def outcome(folder: str) -> dict[str, Any]:
     return found
 
 
-def pfedpg_table(folder: str) -> list[str]:
+def paper_table(folder: str) -> list[str]:
     """Return a table of one column: ours beside the paper's and, where a grid was tried, its best."""
     found = outcome(folder)
     rows, printed = found["rows"] + probe(folder), any(entry["paper"] for entry in found["rows"])
@@ -95,8 +96,8 @@ def pfedpg_table(folder: str) -> list[str]:
     if printed:
         parts.append(("difference", [_signed(entry["difference"]) for entry in rows]))
     if any(entry["tuned"] for entry in rows):
-        parts.append(("best of grid", [_spread(entry["tuned"]["ours"]) for entry in rows]))
-        parts.append(("difference", [_signed(entry["tuned"]["difference"]) for entry in rows]))
+        parts.append(("best of grid", [_spread(entry["tuned"] and entry["tuned"]["ours"]) for entry in rows]))
+        parts.append(("difference", [_signed(entry["tuned"] and entry["tuned"]["difference"]) for entry in rows]))
         parts.append(("its rate", [_rate(entry["tuned"]) for entry in rows]))
     parts.append(("as received", [_two(entry["ours"]["before"]) for entry in rows]))
     return _markdown(found["title"], parts)
@@ -114,7 +115,7 @@ def probe(folder: str) -> list[dict[str, Any]]:
 def grid_table(folder: str) -> list[str]:
     """Return the validation accuracy of every rate that was tried, seed 0; a row's best is bold."""
     found = outcome(folder)
-    grids = {entry["title"]: entry["tuned"]["grid"] for entry in found["rows"]}
+    grids = {entry["title"]: entry["tuned"]["grid"] for entry in found["rows"] if entry["tuned"]}
     grids = {title: grid for title, grid in grids.items() if all(one["validation"] is not None for one in grid)}
     rates = sorted({rate for grid in grids.values() for one in grid for rate in one["setting"].values()})
     parts: list[tuple[str, list[str]]] = [("method", list(grids))]
@@ -196,16 +197,17 @@ def _spread(ours: dict[str, Any] | None) -> str:
     return f"{ours['mean']:.2f}{spread}" + (f" ({lost})" if lost else "")
 
 
-def _rate(tuned: dict[str, Any]) -> str:
-    return str(tuned["setting"]["method.lr"]) if tuned["ours"]["mean"] is not None else ""
+def _rate(tuned: dict[str, Any] | None) -> str:
+    return str(tuned["setting"]["method.lr"]) if tuned and tuned["ours"]["mean"] is not None else ""
 
 
 def pages() -> list[list[str]]:
     """Return every table of the page, in its order."""
-    pfedpg = [pfedpg_table(PFEDPG[0]), grid_table(GRIDS[0]), *(pfedpg_table(folder) for folder in PFEDPG[1:])]
+    pfedpg = [paper_table(PFEDPG[0]), grid_table(GRIDS[0]), *(paper_table(folder) for folder in PFEDPG[1:])]
     pfedpg += [grid_table(GRIDS[1]), *(cifar_table(column) for column in CIFAR)]
+    fedapt = [paper_table(FEDAPT), grid_table(FEDAPT)]
     shops = [shops_table(folder, one["name"]) for folder in SHOPS for one in outcome(folder)["columns"]]
-    return [demo_table(), *(table(column) for column in COLUMNS), *pfedpg, *shops]
+    return [demo_table(), *(table(column) for column in COLUMNS), *pfedpg, *fedapt, *shops]
 
 
 def main() -> None:
