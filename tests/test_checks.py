@@ -128,6 +128,44 @@ class Renames(Sound):
 
 
 @dataclass(frozen=True)
+class LeaksLater(Sound):
+    """Sends its head along once it is trained, under its own name."""
+
+    def init_client(self, task: Task, data: Data, rng: Rng) -> Tree:
+        return super().init_client(task, data, rng) | {"rounds": torch.zeros(())}
+
+    def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
+        rounds = personal["rounds"]
+        up, after = super().fit(task, down, tree.drop(personal, ["rounds"]), data)
+        return up | (after if float(rounds.max()) > 0 else {}), after | {"rounds": rounds + 1}
+
+
+@dataclass(frozen=True)
+class Rounds(Sound):
+    """Keeps its head in double precision after the first round."""
+
+    def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
+        up, after = super().fit(task, down, personal, data)
+        return up, tree.map(torch.Tensor.double, after)
+
+
+@dataclass(frozen=True)
+class Hoards(Sound):
+    """Keeps every client's answer on the server."""
+
+    def aggregate(self, task: Task, server: Tree, clients: Tensor, up: Tree, weights: Tensor) -> Tree:
+        return super().aggregate(task, server, clients, up, weights) | {"answers": up["norm.bias"]}
+
+
+@dataclass(frozen=True)
+class Pads(Sound):
+    """Takes the places that hold no image for images."""
+
+    def loss(self, task: Task, start: Tree, params: Tree, batch: Batch) -> Tensor:
+        return ops.cross_entropy(task.backbone(params, batch["x"]), batch["y"], torch.ones_like(batch["mask"]))
+
+
+@dataclass(frozen=True)
 class Attached(Sound):
     """Sends tensors that still want gradients."""
 
@@ -229,8 +267,12 @@ BROKEN: list[tuple[Method, str, str]] = [
     (ChangesServer(), "inputs", "`server`"),
     (Leaks(), "names", "would leave in `up`"),
     (Doubles(), "names", "share"),
-    (Grows(), "names", "names and shapes"),
-    (Renames(), "names", "names and shapes"),
+    (Grows(), "names", "names, shapes and types"),
+    (Renames(), "names", "names, shapes and types"),
+    (LeaksLater(), "names", "would leave in `up`"),
+    (Rounds(), "names", "shapes and types"),
+    (Hoards(), "names", "`aggregate` must return"),
+    (Pads(), "padding", "hold no image"),
     (Resends(), "names", "sent `once`"),
     (Forgets(), "names", "sent `once`"),
     (Attached(), "wire", "gradients"),

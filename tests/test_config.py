@@ -97,6 +97,14 @@ def test_a_backbone_need_not_fit_images_of_another_size(data: str) -> None:
     assert one("fedavg", data, "backbone.name=vit-tiny", "backbone.patch=7").backbone["patch"] == 7
 
 
+def test_naming_the_default_again_keeps_what_stands_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("[data]\nlimit = 20\n[method]\nepochs = 3\n")
+    recipe = one(str(path), "data.name=fashion-shops", "method.name=pfedpt")
+    assert (recipe.data["limit"], recipe.method["epochs"]) == (20, 3)
+    assert one(str(path), "method.name=fedavg").method["epochs"] == one("fedavg").method["epochs"]
+
+
 # -- sweeps -------------------------------------------------------------------------------------------------------
 
 

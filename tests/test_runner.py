@@ -263,6 +263,17 @@ def test_a_sweep_has_a_folder_per_combination() -> None:
     assert runner.sweep_folders(found[:1], Path("out")) == [Path("out")]
 
 
+def test_a_folder_of_a_sweep_names_no_consequences() -> None:
+    found = config.load("fedavg", ['method.name=["fedavg","moon","pfedpg"]'])  # they differ in many more keys
+    names = [folder.name for folder in runner.sweep_folders(found, Path("out"))]
+    assert names == ["method.name=fedavg", "method.name=moon", "method.name=pfedpg"]
+
+
+def test_a_sweep_has_no_run_twice() -> None:
+    with pytest.raises(PromptFedError, match="one run twice"):
+        runner.sweep_folders(config.load("fedavg", ["seed=[1,1]"]), Path("out"))
+
+
 def test_default_folders_are_numbered(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_images(tmp_path / "own.npz")

@@ -103,6 +103,9 @@ LATER = {
     "fedrep:method.drop_last": False,
     "fedbabu:method.drop_last": False,
 }
+DEFAULTS = {
+    part: table["name"] for part, table in asdict(Recipe()).items() if isinstance(table, dict) and "name" in table
+}
 TABLES = ("method", "prompt", "data", "partition", "backbone", "fleet", "evaluate", "guards")
 
 
@@ -194,8 +197,9 @@ def expand(content: Table, overrides: Sequence[str], where: str) -> list[Recipe]
             raise PromptFedError(f'"{override}" is no key=value; write for example rounds=20 or method.lr=0.01.')
         changes.append((key.strip(), _value(text)))
     for key, value in sorted(changes, key=lambda change: not change[0].endswith(".name")):
-        table = content.get(key.removesuffix(".name"))
-        if key.endswith(".name") and isinstance(table, dict) and table.get("name") != value:
+        part = key.removesuffix(".name")
+        table = content.get(part)
+        if key != part and isinstance(table, dict) and table.get("name", DEFAULTS.get(part)) != value:
             table.clear()  # the other thing's fields mean nothing to the new one
         _set(content, key, value)
     return [resolve(single, where) for single in _sweep(content)]

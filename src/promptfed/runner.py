@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +111,18 @@ def sweep_folders(recipes: list[Recipe], out: Path | None) -> list[Path]:
         return [out or default_folder(recipes[0])]
     parent = out or default_folder(recipes[0])
     flat = [config.flatten(recipe) for recipe in recipes]
-    varied = [key for key in flat[0] if len({repr(one.get(key)) for one in flat}) > 1]
-    return [parent / ",".join(f"{key}={one.get(key)}" for key in varied).replace("/", "_") for one in flat]
+    told: list[str] = []  # another method has other fields: its name says it all
+    for key in sorted(dict.fromkeys(chain(*flat)), key=lambda one: "." in one and not one.endswith(".name")):
+        if _apart(flat, [*told, key]) > _apart(flat, told):
+            told.append(key)
+    if _apart(flat, told) < len(flat):
+        raise PromptFedError("The sweep has one run twice; give every value once.")
+    return [parent / ",".join(f"{key}={one.get(key)}" for key in told).replace("/", "_") for one in flat]
+
+
+def _apart(flat: list[dict[str, Any]], keys: list[str]) -> int:
+    """Return how many runs differ in these keys."""
+    return len({repr([one.get(key) for key in keys]) for one in flat})
 
 
 def demo(seed: int, out: Path) -> list[Path]:
