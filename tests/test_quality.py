@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from inverted_runs import classified, inverted, painted, painting
 from promptfed import quality
+from promptfed.backbones.clip_checkpoint import EMBEDDED
 from promptfed.data.shops import CLASSES, load_shops
 from promptfed.errors import PromptFedError
 from promptfed.finished import Finished, open_run
@@ -140,6 +142,11 @@ def test_the_embedded_dual_encoder_knows_clothes() -> None:
     assert found.name == "clip embedded"
     said = (torch.nn.functional.normalize(features, dim=-1) @ texts.mT)[:, [1, 8]].argmax(1)
     assert (said == torch.from_numpy(shops.labels[rows] == 8)).float().mean() > 0.9
+
+
+def test_a_folder_of_weights_is_called_by_its_name(tmp_path: Path) -> None:
+    shutil.copytree(EMBEDDED, tmp_path / "mine")
+    assert find_features(f"clip:{tmp_path / 'mine'}", CLASSES, CPU).name == "clip mine"
 
 
 class Doubles(torch.nn.Module):

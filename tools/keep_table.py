@@ -1,5 +1,7 @@
 """Keep what a table's runs came to, small enough to commit: table.json and table.md, and runs.json with a line a run.
 
+What `promptfed quality` and `promptfed audit` measured of the runs is kept in measured.json.
+
     python tools/keep_table.py runs/pfedpg-t1-office docs/results/pfedpg-office
 
 `tools/results.py` prints the tables of docs/results.md from these files.
@@ -19,7 +21,7 @@ def keep(table: Path, out: Path) -> int:
     for name in ("table.json", "table.md"):
         shutil.copy(table / name, out / name)
     measure = json.loads((table / "table.json").read_text(encoding="utf-8"))["measures"][0]
-    lines = []
+    lines, measured = [], {}
     for path in sorted(table.rglob("summary.json")):
         found = json.loads(path.read_text(encoding="utf-8"))
         shown = headline(with_quality(found, path.parent), measure)
@@ -27,7 +29,11 @@ def keep(table: Path, out: Path) -> int:
         line |= {"mean": _short(shown["mean"]), "per_client": [_short(value) for value in shown["per_client"]]}
         name = path.parent.relative_to(table).as_posix()
         lines.append(f"{json.dumps(name)}: {json.dumps(line | {'seconds': found['seconds']})}")
+        files = {kind: path.parent / f"{kind}.json" for kind in ("quality", "audit")}
+        measured[name] = {kind: json.loads(file.read_text("utf-8")) for kind, file in files.items() if file.exists()}
     (out / "runs.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    if any(measured.values()):
+        (out / "measured.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
     return len(lines)
 
 

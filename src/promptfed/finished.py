@@ -1,5 +1,6 @@
 """A finished run, opened again: its method, its images, its server's tree and every client's own."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -9,10 +10,12 @@ from torch import Tensor
 
 from promptfed import config, planning, runner, tree
 from promptfed.errors import PromptFedError
+from promptfed.federation.fleet import Stacked
 from promptfed.federation.loop import Loop
 from promptfed.federation.store import read_tree
 from promptfed.method import Inversion, Task, TextToImage, text_to_image
 from promptfed.planning import Plan
+from promptfed.progress import bar
 from promptfed.record import Record
 from promptfed.tree import Tree
 
@@ -67,6 +70,23 @@ def check_client(run: Finished, client: int) -> None:
     """Refuse a client that there is not."""
     if not 0 <= client < len(run.loop.shards):
         raise PromptFedError(f"{run.folder} has clients 0 … {len(run.loop.shards) - 1}, not {client}.")
+
+
+def once_more(loop: Loop, clients: Sequence[int], *, keep: bool = False) -> Iterator[tuple[int, Tree, Tree, Tensor]]:
+    """Train clients once more from the final state; yield each, what it received, what it sends, and its weight.
+
+    With `keep` the store has their personal trees of afterwards, until it is told to `discard` them.
+    """
+    width = loop.fleet.width if isinstance(loop.fleet, Stacked) else 1
+    weights = loop.method.weight(loop.shards.facts(clients))
+    with bar("training clients", len(clients)) as advance:
+        for first in range(0, len(clients), width):
+            some = torch.tensor(clients[first : first + width])
+            down = loop.method.download(loop.task, loop.server, some)
+            up = loop.fleet.fit(loop.settings.total, some, down, keep=keep, test=False).up
+            for number, client in enumerate(some.tolist()):
+                yield client, tree.row(down, number), tree.row(up, number), weights[first + number]
+            advance(len(some))
 
 
 def inverted(run: Finished) -> tuple[Inversion, TextToImage]:

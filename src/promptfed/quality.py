@@ -25,7 +25,7 @@ from promptfed.backbones.resizing import resized
 from promptfed.data.dataset import Indices
 from promptfed.errors import PromptFedError, choice
 from promptfed.files import write_json
-from promptfed.finished import Finished, check_client, inverted
+from promptfed.finished import Finished, check_client, inverted, once_more
 from promptfed.generate import Brush, client_word, draw_all, global_word
 
 FILE = "quality.json"
@@ -176,7 +176,8 @@ def _dual(weights: str, classes: tuple[str, ...], device: torch.device) -> DualF
     image = bare.form.image
     side = image.patch * image.grid[0]  # pictures are resized to what the encoder was trained on
     encoder = replace(bare, size=side, precision="fp32").to(device)
-    return DualFeatures(f"clip {weights}", encoder, device)
+    shown = Path(weights).name if Path(weights).is_dir() else weights  # where it lies is nobody's business
+    return DualFeatures(f"clip {shown}", encoder, device)
 
 
 def _script(path: Path, device: torch.device) -> Any:
@@ -300,14 +301,10 @@ def sent(run: Finished, clients: Sequence[int]) -> tree.Tree:
     """Return what these clients would send in one more round [C, ...], guarded as it leaves them; nothing changes."""
     for client in clients:
         check_client(run, client)
-    loop, who = run.loop, torch.tensor(clients)
-    down = loop.method.download(loop.task, loop.server, who)
-    fitted = loop.fleet.fit(loop.settings.total, who, down, keep=False, test=False)
+    loop = run.loop
     rows = [
-        loop.guards.protect(loop.settings.total, who[n], tree.row(down, n), tree.row(fitted.up, n), fitted.weights[n])[
-            1
-        ]
-        for n in range(len(who))
+        loop.guards.protect(loop.settings.total, torch.tensor(client), own, up, weight)[1]
+        for client, own, up, weight in once_more(loop, clients)
     ]
     return tree.stack(rows)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from promptfed import figures, tree
 from promptfed.errors import PromptFedError
-from promptfed.finished import Finished, inverted, open_run
+from promptfed.finished import Finished, inverted, once_more, open_run
 from promptfed.gallery import drawings
 from promptfed.gallery.drawings import Drawing
 from promptfed.gallery.records import named
@@ -37,15 +37,12 @@ def encoded(run: Finished, clients: Sequence[int]) -> Tensor:
     Without that training there would be little to see: clients without branches start a round with the same word.
     """
     method, model = inverted(run)
-    loop, who, pool = run.loop, torch.tensor(clients), pool_of(run)
+    loop, pool = run.loop, pool_of(run)
     every = torch.arange(len(pool), device=loop.device)
-    down = loop.method.download(run.task, loop.server, who)
     rows = []
     try:
-        fitted = loop.fleet.fit(loop.settings.total, who, down, test=False)  # the store has the branches till `discard`
-        for number, client in enumerate(clients):
-            kept = tree.to(loop.store.get(client), loop.device)
-            params = loop.method.trained(run.task, tree.row(down, number), kept, tree.row(fitted.up, number))
+        for client, own, up, _ in once_more(loop, clients, keep=True):
+            params = loop.method.trained(run.task, own, tree.to(loop.store.get(client), loop.device), up)
             with torch.no_grad():
                 words = method.spoken(run.task, params, every, templates=pool)
                 rows.append(model.encode(pool, every, words)[1])

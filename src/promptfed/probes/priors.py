@@ -13,9 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from promptfed import figures, tree
+from promptfed import figures
 from promptfed.data.dataset import Indices
 from promptfed.errors import PromptFedError
+from promptfed.finished import once_more
 from promptfed.gallery import drawings
 from promptfed.gallery.drawings import Drawing
 from promptfed.gallery.records import named
@@ -130,12 +131,8 @@ def _leaked(run: Opened, members: list[int]) -> dict[str, Any]:
     rows = np.unique(np.concatenate([*loop.shards.rows["test"], *loop.shards.rows["unseen"]]))
     rows = balanced(run.dataset.labels, rows, PER_CLASS)
     guessed = []
-    for client in members:
-        down = loop.method.download(loop.task, loop.server, torch.tensor([client]))
-        fitted = loop.fleet.fit(loop.settings.total, torch.tensor([client]), down, keep=False, test=False)
-        own, up = tree.row(down, 0), tree.row(fitted.up, 0)
-        alone = torch.tensor(client)
-        _, up, _ = loop.guards.protect(loop.settings.total, alone, own, up, fitted.weights[0])
+    for client, own, up, weight in once_more(loop, members):
+        _, up, _ = loop.guards.protect(loop.settings.total, torch.tensor(client), own, up, weight)
         guessed.append(class_histogram(_server_logits(run, own, up, run.batch(client, rows)["x"])))
     held, inferred = figures.shares(run.counts(members)), np.stack(guessed)
     blind = figures.row_cosines(np.ones_like(held), held)
