@@ -9,7 +9,8 @@ from typing import Any
 from promptfed.errors import PromptFedError
 from promptfed.gallery import drawings
 from promptfed.gallery.drawings import Drawing
-from promptfed.report.folder import RunFolder, Scores, read_run
+from promptfed.report.files import Scores
+from promptfed.report.folder import RunFolder, read_run
 from promptfed.report.tables import flat
 
 # Where recipes have the size of a visual prompt and its kind: pFedPT itself, and the prompt around another method.

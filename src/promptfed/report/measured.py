@@ -11,7 +11,8 @@ from typing import Any
 from markupsafe import Markup
 
 from promptfed.report.figure import SMALL, Figure
-from promptfed.report.folder import Json, Partition, RunFolder, most_of
+from promptfed.report.files import Json, Partition
+from promptfed.report.folder import RunFolder, most_of
 from promptfed.report.plots import Line, line_chart
 from promptfed.report.tables import Cell, Column, Group, Table
 

@@ -15,7 +15,8 @@ from jinja2 import Environment, StrictUndefined
 from promptfed.errors import PromptFedError
 from promptfed.files import write_text
 from promptfed.report.exhibits import exhibit
-from promptfed.report.folder import Partition, RunFolder, most_of, read_run
+from promptfed.report.files import Partition
+from promptfed.report.folder import RunFolder, most_of, read_run
 from promptfed.report.sections import RESULTS, WORKINGS, drawn
 from promptfed.report.svg import shape_path
 from promptfed.report.tables import Group, compare, group_runs, human_bytes, percent

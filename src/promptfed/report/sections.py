@@ -10,7 +10,7 @@ from markupsafe import Markup
 from promptfed.report import domains, measured
 from promptfed.report.client_plots import MOST_BARS, Bars, client_chart, heat_map
 from promptfed.report.figure import SMALL, Draw, Figure, Key, both_widths
-from promptfed.report.folder import Partition, Round
+from promptfed.report.files import Partition, Round
 from promptfed.report.plots import Line, Load, Spot, exchange_chart, line_chart, traffic_chart
 from promptfed.report.tables import Group, Setting
 
