@@ -4,7 +4,8 @@
 
 A summary is the summary.json of one finished run folder: the demo's are named METHOD-seedN.json, pFedPT's on CIFAR-10
 COLUMN-ROW.json; the paper's figures are those of its Table 1. Of pFedPG and FedAPT there is the table.json of each
-table, as `promptfed reproduce` writes it, with the paper's figures.
+table, as `promptfed reproduce` writes it, with the paper's figures, and for RELIC measured.json beside it with what
+`promptfed quality` found.
 """
 
 import json
@@ -37,6 +38,8 @@ CIFAR = {
 }
 
 FEDAPT = "fedapt-office"
+RELIC = "relic-clematis"
+RATES = {"0.002": "relic-clematis-0.002", "0.005": RELIC, "0.02": "relic-clematis-0.02"}
 SHOPS = tuple(f"fedapt-shops-{name}" for name in ("t1", "t2", "t3", "t4", "t5", "t6", "fig2"))
 
 
@@ -161,6 +164,51 @@ def shops_table(folder: str, column: str) -> list[str]:
     return _markdown(title, parts)
 
 
+def measured(run: str, kind: str) -> dict[str, Any] | None:
+    """Return what a command such as `promptfed quality` found in a run of RELIC's table."""
+    every = json.loads((RESULTS / RELIC / "measured.json").read_text(encoding="utf-8"))
+    found: dict[str, Any] | None = every.get(f"{run}/seed0", {}).get(kind)
+    return found
+
+
+def relic_table(column: str) -> list[str]:
+    """Return one column of RELIC's Figure 2: the FID of the server's word over the rounds, and what it is like."""
+    found = outcome(RELIC)
+    title = next(one["title"] for one in found["columns"] if one["name"] == column)
+    runs = {one["title"]: measured(f"{column}/{one['row']}", "quality") for one in found["rows"]}
+    last = {name: one["words"][0] for name, one in runs.items() if one and "client" not in one["words"][0]}
+    curves = [{one["round"]: one["fid"] for one in (runs[name] or {})["rounds"]} for name in last]
+    parts = [("method", list(last))]
+    for end in sorted({end for curve in curves for end in curve})[:-1]:
+        parts.append((f"FID, round {end}", [_two(curve.get(end)) for curve in curves]))
+    parts.append(("FID at the end", [_two(one["fid"]) for one in last.values()]))
+    parts += [(kind, [f"{one[kind]:.3f}" for one in last.values()]) for kind in ("image", "text")]
+    return _markdown(f"{found['title']}, {title}", parts)
+
+
+def rates_table() -> list[str]:
+    """Return the FID of FedTI's and RELIC's words at the end by the clients' rate, three images each."""
+    parts = [("method", ["FedTI", "RELIC"])]
+    for rate, folder in RATES.items():
+        found = {one["row"]: one["ours"]["mean"] for one in outcome(folder)["rows"] if one["column"] == "equal"}
+        parts.append((f"rate {rate}", [_two(found[row]) for row in ("fedti", "relic")]))
+    return _markdown("FID at the end, three images each, by rate", parts)
+
+
+def words_table() -> list[str]:
+    """Return RELIC's Figure 4: the FID of single clients' words to the client's own images."""
+    alone, relic = (measured(f"dirichlet/{row}", "quality") or {} for row in ("ti-local", "relic"))
+    cells = {("ti-local", one["client"]): one for one in alone["words"]}
+    cells |= {(one["word"], one["client"]): one for one in relic["words"] if "client" in one}
+    clients = sorted({client for _, client in cells})
+    kinds = {"TI-Local": "ti-local", "Server S^c": "sent", "S*": "global", "S^{c*}": "client"}
+    parts = [("client", [str(client) for client in clients])]
+    parts.append(("its images", [str(cells["client", client]["real"]) for client in clients]))
+    for title, kind in kinds.items():
+        parts.append((title, [_two(cells[kind, client]["fid"]) for client in clients]))
+    return _markdown("RELIC, Figure 4: words of single clients", parts)
+
+
 def _bold(values: list[float]) -> list[str]:
     best = f"{max(values):.2f}"
     return [f"**{best}**" if f"{value:.2f}" == best else f"{value:.2f}" for value in values]
@@ -207,7 +255,12 @@ def pages() -> list[list[str]]:
     pfedpg += [grid_table(GRIDS[1]), *(cifar_table(column) for column in CIFAR)]
     fedapt = [paper_table(FEDAPT), grid_table(FEDAPT)]
     shops = [shops_table(folder, one["name"]) for folder in SHOPS for one in outcome(folder)["columns"]]
-    return [demo_table(), *(table(column) for column in COLUMNS), *pfedpg, *fedapt, *shops]
+    relic = [
+        *(relic_table(one["name"]) for one in outcome(RELIC)["columns"]),
+        rates_table(),
+        words_table(),
+    ]
+    return [demo_table(), *(table(column) for column in COLUMNS), *pfedpg, *fedapt, *shops, *relic]
 
 
 def main() -> None:
