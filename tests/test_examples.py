@@ -156,8 +156,12 @@ def _grads(self: Any, task: Task, down: Tree, personal: Tree, data: Data) -> tup
     return tree.map(lambda value: value.clone().requires_grad_(), down), personal
 
 
+def _pads(self: Any, task: Task, start: Tree, params: Tree, batch: Tree) -> torch.Tensor:
+    return task.backbone(params, batch["x"]).mean((-1, -2))
+
+
 def _mixes(self: Any, task: Task, start: Tree, params: Tree, batch: Tree) -> torch.Tensor:
-    return task.backbone(params, batch["x"]).mean()
+    return (task.backbone(params, batch["x"]).mean(-1) * batch["mask"]).mean()
 
 
 def _first(self: Any, task: Task, server: Tree, clients: torch.Tensor, up: Tree, weights: torch.Tensor) -> Tree:
@@ -173,9 +177,10 @@ MISTAKES: dict[str, dict[str, Any]] = {
         "init_server": lambda self, task, rng: task.backbone.init(rng)
     },
     "['head.bias', 'head.weight'] of `personal` would leave in `up`": {"fit": _sends_all},
-    "`fit` must return `personal` with init_client's names and shapes": {"fit": _keeps_more},
+    "`fit` must return `personal` with init_client's names, shapes and types": {"fit": _keeps_more},
     "`fit` must not change `down` in place": {"fit": _writes},
     "`up` must not carry gradients": {"fit": _grads},
+    'places of a batch where `batch["mask"]` is 0 hold no image and must not count': {"loss": _pads},
     "a stack of clients must give what one by one gives (server)": {"loss": _mixes},
     "the order of clients must not matter to the server": {"aggregate": _first},
     "the loss must fall on the toy task; it went": {"loss": _rises},
