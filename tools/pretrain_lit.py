@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from promptfed import tree
 from promptfed.backbones import checkpoint, text
 from promptfed.backbones.checkpoint import IMAGENET
-from promptfed.backbones.clip import CLIP, LoadedCLIP
+from promptfed.backbones.clip import CLIP
 from promptfed.backbones.clip_checkpoint import read_towers
 from promptfed.backbones.init import affine
 from promptfed.backbones.pretrained import ViT, fit_positions
@@ -247,8 +247,9 @@ def dinov2_config(arch: Arch) -> dict[str, object]:
     }
 
 
-def zero_shot(net: LoadedCLIP, features: Tensor, album: Album) -> float:
+def zero_shot(folder: Path, size: int, features: Tensor, album: Album) -> float:
     """Return the share of the album's test images, given by their class tokens, closest to their class's name."""
+    net = CLIP((3, size, size), len(album.classes), tuple(album.classes), str(folder)).to(features.device)
     with torch.no_grad():
         projected = features @ net.image.pretrained["projection.weight"].to(features.device).T
         best = (projected @ net.zero_shot.T).argmax(1).cpu().numpy()
@@ -310,12 +311,8 @@ def main() -> None:
         "size": given.size,
         "torch": torch.__version__,
     }
-    scores = {}
-    for album, own in zip(albums, features, strict=True):
-        shape = (3, given.size, given.size)
-        net = CLIP(shape, len(album.classes), tuple(album.classes), str(given.out)).to(plan.device)
-        scores[album.name] = zero_shot(net, own, album)
-    facts["zero_shot"] = scores
+    named = zip(albums, features, strict=True)
+    facts["zero_shot"] = {album.name: zero_shot(given.out, given.size, own, album) for album, own in named}
     (given.out / "pretraining.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(facts, indent=1))
 

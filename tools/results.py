@@ -164,10 +164,10 @@ def shops_table(folder: str, column: str) -> list[str]:
     return _markdown(title, parts)
 
 
-def measured(run: str, kind: str) -> dict[str, Any] | None:
-    """Return what a command such as `promptfed quality` found in a run of RELIC's table."""
+def quality(run: str) -> dict[str, Any] | None:
+    """Return what `promptfed quality` found in a run of RELIC's table."""
     every = json.loads((RESULTS / RELIC / "measured.json").read_text(encoding="utf-8"))
-    found: dict[str, Any] | None = every.get(f"{run}/seed0", {}).get(kind)
+    found: dict[str, Any] | None = every[f"{run}/seed0"].get("quality")
     return found
 
 
@@ -175,7 +175,7 @@ def relic_table(column: str) -> list[str]:
     """Return one column of RELIC's Figure 2: the FID of the server's word over the rounds, and what it is like."""
     found = outcome(RELIC)
     title = next(one["title"] for one in found["columns"] if one["name"] == column)
-    runs = {one["title"]: measured(f"{column}/{one['row']}", "quality") for one in found["rows"]}
+    runs = {one["title"]: quality(f"{column}/{one['row']}") for one in found["rows"]}
     last = {name: one["words"][0] for name, one in runs.items() if one and "client" not in one["words"][0]}
     curves = [{one["round"]: one["fid"] for one in (runs[name] or {})["rounds"]} for name in last]
     parts = [("method", list(last))]
@@ -197,7 +197,7 @@ def rates_table() -> list[str]:
 
 def words_table() -> list[str]:
     """Return RELIC's Figure 4: the FID of single clients' words to the client's own images."""
-    alone, relic = (measured(f"dirichlet/{row}", "quality") or {} for row in ("ti-local", "relic"))
+    alone, relic = (quality(f"dirichlet/{row}") or {} for row in ("ti-local", "relic"))
     cells = {("ti-local", one["client"]): one for one in alone["words"]}
     cells |= {(one["word"], one["client"]): one for one in relic["words"] if "client" in one}
     clients = sorted({client for _, client in cells})
