@@ -13,6 +13,7 @@ from promptfed.backbones.painter import Painter
 from promptfed.errors import PromptFedError
 from promptfed.finished import Finished, open_run
 from promptfed.generate import Brush, generate, global_word, grid, save_picture, spoken, starts
+from promptfed.runner import read_again
 from test_cli import promptfed
 
 
@@ -54,6 +55,13 @@ def test_the_word_of_every_round_is_kept(relic: Finished, tmp_path: Path) -> Non
     torch.testing.assert_close(first, painted(shorter.loop.server["word"]), rtol=0, atol=0)
     assert not first.equal(last)
     assert size(tmp_path / "grid.png") == (SIDE + 4, 2 * (SIDE + 2) + 2)
+
+
+def test_a_run_that_is_read_again_keeps_the_words_of_its_rounds(relic: Finished, tmp_path: Path) -> None:
+    read_again(relic.folder, relic.plan.recipe, tmp_path / "read")
+    again = open_run(tmp_path / "read")
+    for finished in (1, 2):
+        torch.testing.assert_close(again.word(finished), relic.word(finished), rtol=0, atol=0)
 
 
 def test_a_clients_word_is_made_its_own_by_its_branches(relic: Finished, tmp_path: Path) -> None:

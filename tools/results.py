@@ -5,11 +5,12 @@
 A summary is the summary.json of one finished run folder: the demo's are named METHOD-seedN.json, pFedPT's on CIFAR-10
 COLUMN-ROW.json; the paper's figures are those of its Table 1. Of pFedPG and FedAPT there is the table.json of each
 table, as `promptfed reproduce` writes it, with the paper's figures, and for RELIC measured.json beside it with what
-`promptfed quality` found.
+`promptfed quality` and `promptfed audit` found.
 """
 
 import json
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
@@ -164,10 +165,10 @@ def shops_table(folder: str, column: str) -> list[str]:
     return _markdown(title, parts)
 
 
-def quality(run: str) -> dict[str, Any] | None:
-    """Return what `promptfed quality` found in a run of RELIC's table."""
+def measured(run: str, kind: str) -> dict[str, Any] | None:
+    """Return what `promptfed quality` or `promptfed audit` found in a run of RELIC's table."""
     every = json.loads((RESULTS / RELIC / "measured.json").read_text(encoding="utf-8"))
-    found: dict[str, Any] | None = every[f"{run}/seed0"].get("quality")
+    found: dict[str, Any] | None = every.get(f"{run}/seed0", {}).get(kind)
     return found
 
 
@@ -175,7 +176,7 @@ def relic_table(column: str) -> list[str]:
     """Return one column of RELIC's Figure 2: the FID of the server's word over the rounds, and what it is like."""
     found = outcome(RELIC)
     title = next(one["title"] for one in found["columns"] if one["name"] == column)
-    runs = {one["title"]: quality(f"{column}/{one['row']}") for one in found["rows"]}
+    runs = {one["title"]: measured(f"{column}/{one['row']}", "quality") for one in found["rows"]}
     last = {name: one["words"][0] for name, one in runs.items() if one and "client" not in one["words"][0]}
     curves = [{one["round"]: one["fid"] for one in (runs[name] or {})["rounds"]} for name in last]
     parts = [("method", list(last))]
@@ -195,18 +196,41 @@ def rates_table() -> list[str]:
     return _markdown("FID at the end, three images each, by rate", parts)
 
 
-def words_table() -> list[str]:
+def words_table(column: str) -> list[str]:
     """Return RELIC's Figure 4: the FID of single clients' words to the client's own images."""
-    alone, relic = (quality(f"dirichlet/{row}") or {} for row in ("ti-local", "relic"))
+    title = next(one["title"] for one in outcome(RELIC)["columns"] if one["name"] == column)
+    alone, relic = (measured(f"{column}/{row}", "quality") or {} for row in ("ti-local", "relic"))
     cells = {("ti-local", one["client"]): one for one in alone["words"]}
     cells |= {(one["word"], one["client"]): one for one in relic["words"] if "client" in one}
     clients = sorted({client for _, client in cells})
     kinds = {"TI-Local": "ti-local", "Server S^c": "sent", "S*": "global", "S^{c*}": "client"}
-    parts = [("client", [str(client) for client in clients])]
-    parts.append(("its images", [str(cells["client", client]["real"]) for client in clients]))
-    for title, kind in kinds.items():
-        parts.append((title, [_two(cells[kind, client]["fid"]) for client in clients]))
-    return _markdown("RELIC, Figure 4: words of single clients", parts)
+    parts = [("client", [*map(str, clients), "mean"])]
+    parts.append(("its images", [*(str(cells["client", client]["real"]) for client in clients), ""]))
+    for name, kind in kinds.items():
+        fids = [cells[kind, client]["fid"] for client in clients]
+        parts.append((name, [_two(value) for value in (*fids, mean(fids))]))
+    return _markdown(f"RELIC, Figure 4: words of single clients, {title}", parts)
+
+
+def audit_table() -> list[str]:
+    """Return what a curious server draws from the words that clients send."""
+    found = {one["title"]: measured(f"equal/{one['row']}", "audit") for one in outcome(RELIC)["rows"]}
+    seen = {name: one for name, one in found.items() if one}
+    own, others = (
+        [[client[key] for client in one["per_client"]] for one in seen.values()]
+        for key in ("nearest", "nearest_others")
+    )
+    gaps = [[mine - theirs for mine, theirs in zip(*pair, strict=True)] for pair in zip(own, others, strict=True)]
+    parts = [
+        ("method", list(seen)),
+        ("likeness to own images", [f"{mean(values):.3f}" for values in own]),
+        ("to another client's", [f"{mean(values):.3f}" for values in others]),
+        ("own − other", [f"{mean(gap):.3f} ± {stdev(gap) / len(gap) ** 0.5:.3f}" for gap in gaps]),
+        ("FID", [_two(one["mean"]["fid"]) for one in seen.values()]),
+        ("clients found again", [f"{one['reidentified']:.0%}" for one in seen.values()]),
+        ("by chance", [f"{one['chance']:.0%}" for one in seen.values()]),
+    ]
+    return _markdown("What uploads show", parts)
 
 
 def _bold(values: list[float]) -> list[str]:
@@ -258,7 +282,8 @@ def pages() -> list[list[str]]:
     relic = [
         *(relic_table(one["name"]) for one in outcome(RELIC)["columns"]),
         rates_table(),
-        words_table(),
+        *(words_table(one["name"]) for one in outcome(RELIC)["columns"]),
+        audit_table(),
     ]
     return [demo_table(), *(table(column) for column in COLUMNS), *pfedpg, *fedapt, *shops, *relic]
 

@@ -191,6 +191,8 @@ def read_again(source: Path, recipe: Recipe, folder: Path) -> Result:
     plan.partition.save(folder / "partition.json", plan.dataset)
     shutil.copytree(old.checkpoint, record.checkpoint, dirs_exist_ok=True)
     (record.checkpoint / "state.json").unlink()  # it is the other recipe's
+    if old.words.is_dir():
+        shutil.copytree(old.words, record.words)
     for line in old.rounds:
         record.append(line | dict.fromkeys(("loss", "received", "trained", "deployed")))
     loop.restore(state)

@@ -134,7 +134,7 @@ def test_pictures_of_what_was_sent(make_run: MakeRun) -> None:
     (figure,) = shown(make_run("a"), PICTURES)
     assert texts(figure.table) == [["0", "0.900", "0.500", "3.00", "8"], ["1", "0.700", "–", "5.00", "1"]]
     assert "after round 6, by a server that follows the protocol." in figure.caption
-    assert "is alike 0.800, FID 4.00 (clip <b>)." in figure.caption
+    assert "is alike 0.800, of another client's 0.500; FID 4.00 (clip <b>)." in figure.caption
     assert "100 % of answers are matched to their client, by chance 50 %." in figure.caption
     assert figure.caption.endswith(f"Note: {FEW}. Note: 1 image has no spread.")
     assert "upper bound" not in figure.caption

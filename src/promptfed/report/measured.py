@@ -151,9 +151,11 @@ def sentences(found: Json) -> list[str]:
     )
     if found["kind"] == "pictures":
         few = next((line["caution"] for line in found["per_client"] if line["caution"]), "")
+        others = [line["nearest_others"] for line in found["per_client"] if line["nearest_others"] is not None]
+        beside = f", of another client's {sum(others) / len(others):.3f}" if others else ""
         return [
             f"Pictures drawn from what {count} clients send: the nearest of a client's own images is alike "
-            f"{mean['nearest']:.3f}, FID {mean['fid']:.2f} ({found['features']}).",
+            f"{mean['nearest']:.3f}{beside}; FID {mean['fid']:.2f} ({found['features']}).",
             guess,
             *([f"Note: {few}."] if few else []),
         ]
