@@ -13,7 +13,8 @@ from small_tables import run, small_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
-TABLES = sorted(path.name for kind in ("pfedpg", "fedapt", "relic") for path in RESULTS.glob(f"{kind}-*"))
+KEPT = ("pfedpt-t", "pfedpg-", "fedapt-", "relic-")
+TABLES = sorted(path.name for start in KEPT for path in RESULTS.glob(f"{start}*"))
 
 
 def tool(name: str) -> ModuleType:

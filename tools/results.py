@@ -38,6 +38,7 @@ CIFAR = {
     "c100-dirichlet": ("pfedpg-cifar100-0.01",),
 }
 
+PFEDPT = ("pfedpt-t1-cifar10", "pfedpt-t8-cifar10")
 FEDAPT = "fedapt-office"
 RELIC = "relic-clematis"
 RATES = {"0.002": "relic-clematis-0.002", "0.005": RELIC, "0.02": "relic-clematis-0.02"}
@@ -105,6 +106,34 @@ def paper_table(folder: str) -> list[str]:
         parts.append(("its rate", [_rate(entry["tuned"]) for entry in rows]))
     parts.append(("as received", [_two(entry["ours"]["before"]) for entry in rows]))
     return _markdown(found["title"], parts)
+
+
+def pfedpt_table(folder: str, column: str) -> list[str]:
+    """Return one column of a table of pFedPT's, counted both ways: as its authors do, and every client once."""
+    found = outcome(folder)
+    title = next(one["title"] for one in found["columns"] if one["name"] == column)
+    rows = [one for one in found["rows"] if one["column"] == column]
+    weighted = [one["ours"]["weighted"] for one in rows]
+    parts = [
+        ("method", [one["title"] for one in rows]),
+        ("paper", [_two(one["paper"]["mean"]) for one in rows]),
+        ("ours, sample-weighted", [_two(value) for value in weighted]),
+        ("difference", [_signed(value - one["paper"]["mean"]) for value, one in zip(weighted, rows, strict=True)]),
+        ("ours, mean of clients", [_spread(one["ours"]) for one in rows]),
+        ("difference", [_signed(one["difference"]) for one in rows]),
+        ("best round, as received", [_two(one["ours"]["best_weighted"]) for one in rows]),
+    ]
+    return _markdown(f"{found['title']}, {title}", parts)
+
+
+def order_table(folder: str) -> list[str]:
+    """Return how well the order of the methods agrees with the paper's, by column."""
+    found = outcome(folder)
+    titles = {one["name"]: one["title"] for one in found["columns"]}
+    parts = [("clients", [titles[one["column"]] for one in found["agreement"]])]
+    for kind, title in (("weighted", "sample-weighted"), ("mean", "mean of clients")):
+        parts.append((title, [_two(one["rank_correlation"][kind]) for one in found["agreement"]]))
+    return _markdown("Rank correlation with the paper's order of the 13 methods", parts)
 
 
 def probe(folder: str) -> list[dict[str, Any]]:
@@ -277,6 +306,7 @@ def pages() -> list[list[str]]:
     """Return every table of the page, in its order."""
     pfedpg = [paper_table(PFEDPG[0]), grid_table(GRIDS[0]), *(paper_table(folder) for folder in PFEDPG[1:])]
     pfedpg += [grid_table(GRIDS[1]), *(cifar_table(column) for column in CIFAR)]
+    pfedpt = [pfedpt_table(folder, one["name"]) for folder in PFEDPT for one in outcome(folder)["columns"]]
     fedapt = [paper_table(FEDAPT), grid_table(FEDAPT)]
     shops = [shops_table(folder, one["name"]) for folder in SHOPS for one in outcome(folder)["columns"]]
     relic = [
@@ -285,7 +315,8 @@ def pages() -> list[list[str]]:
         *(words_table(one["name"]) for one in outcome(RELIC)["columns"]),
         audit_table(),
     ]
-    return [demo_table(), *(table(column) for column in COLUMNS), *pfedpg, *fedapt, *shops, *relic]
+    first = [demo_table(), *(table(column) for column in COLUMNS), *pfedpt, order_table(PFEDPT[0])]
+    return [*first, *pfedpg, *fedapt, *shops, *relic]
 
 
 def main() -> None:
