@@ -125,7 +125,7 @@ def test_what_cannot_be_drawn_is_said(relic: Finished, alone: Finished, tmp_path
     ):
         with pytest.raises(PromptFedError, match=sentence):
             generate(run, Brush(count=1), out, kind=kind, client=client)  # type: ignore[arg-type]
-    with pytest.raises(PromptFedError, match="has words of rounds 1 … 2, not of round 3"):
+    with pytest.raises(PromptFedError, match="has words of rounds 0 … 2, not of round 3"):
         generate(relic, Brush(count=1), out, rounds=(3,))
     with pytest.raises(PromptFedError, match="Only the global word is kept"):
         generate(relic, Brush(count=1), out, client=1, rounds=(1,))

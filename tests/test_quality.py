@@ -21,6 +21,7 @@ from promptfed import quality
 from promptfed.backbones.clip_checkpoint import EMBEDDED
 from promptfed.data.shops import CLASSES, load_shops
 from promptfed.errors import PromptFedError
+from promptfed.federation.loop import rng_for
 from promptfed.finished import Finished, open_run
 from promptfed.generate import Brush
 from promptfed.quality import (
@@ -258,7 +259,7 @@ def test_few_images_in_one_place_are_compared_with_all(tmp_path: Path, monkeypat
     found = measure(central, Wish(Brush(count=4), clients=0, every=1, against="own"))
     assert found["against"] == "own"
     assert found["words"] == [{"word": "global own", **Judge(central, Means(), own)(pictures)}]
-    assert [line["real"] for line in found["rounds"]] == [8, 8]
+    assert [line["real"] for line in found["rounds"]] == [8, 8, 8]
 
 
 def test_all_and_own_images_by_hand(relic: Finished) -> None:
@@ -274,11 +275,14 @@ def test_all_and_own_images_by_hand(relic: Finished) -> None:
 def test_a_curve_ends_where_the_run_did(relic: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quality, "find_features", lambda *_: Means())
     kept = (relic.folder / "rounds.jsonl").read_bytes()
+    judge = Judge(relic, Means(), chosen(real_images(relic, "all"), 50))
     found = measure(relic, Wish(Brush(count=2), clients=0, every=1))
-    assert [line["round"] for line in found["rounds"]] == [1, 2]
-    last, end = found["rounds"][1], found["words"][0]
+    assert [line["round"] for line in found["rounds"]] == [0, 1, 2]
+    first, last, end = found["rounds"][0], found["rounds"][2], found["words"][0]
+    start = relic.loop.method.init_server(relic.task, rng_for(relic.plan.recipe.seed, "server"))["word"]
+    assert first == {"round": 0, **judge(painted(start).expand(2, -1, -1, -1))}
     assert {key: last[key] for key in ("fid", "kid", "image")} == {key: end[key] for key in ("fid", "kid", "image")}
-    assert found["rounds"][0]["fid"] != last["fid"]
+    assert len({line["fid"] for line in found["rounds"]}) == 3
     assert (relic.folder / "rounds.jsonl").read_bytes() == kept
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from promptfed import config, planning, runner, tree
 from promptfed.errors import PromptFedError
 from promptfed.federation.fleet import Stacked
-from promptfed.federation.loop import Loop
+from promptfed.federation.loop import Loop, rng_for
 from promptfed.federation.store import read_tree
 from promptfed.method import Inversion, Task, TextToImage, text_to_image
 from promptfed.planning import Plan
@@ -40,10 +40,13 @@ class Finished:
         return down, tree.to(self.loop.store.get(client), self.loop.device)
 
     def word(self, finished: int) -> Tensor:
-        """Return the server's word [v, W] as it was after so many rounds."""
+        """Return the server's word [v, W] as it was after so many rounds; after 0 it is the one the run began with."""
+        if finished == 0:
+            server = self.loop.method.init_server(self.task, rng_for(self.loop.settings.seed, "server"))
+            return server["word"].to(self.loop.device)
         path = self.loop.record.words / f"{finished:06d}.safetensors"
         if not path.is_file():
-            known = f"1 … {self.loop.finished}"
+            known = f"0 … {self.loop.finished}"
             raise PromptFedError(f"{self.folder} has words of rounds {known}, not of round {finished}.")
         return read_tree(path)["word"].to(self.loop.device)
 

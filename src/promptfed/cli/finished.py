@@ -52,7 +52,7 @@ def generate(
     kind: Annotated[WordKind | None, typer.Option(help="The global word, or a row for every client's own.")] = None,
     after: Annotated[
         list[int] | None,
-        typer.Option("--round", help="The global word after this round; may be given several times.", metavar="N"),
+        typer.Option("--round", help="The global word after this round (0: at first); may be repeated.", metavar="N"),
     ] = None,
     out: Annotated[Path, typer.Option(help="The picture.")] = Path("grid.png"),
     count: Annotated[int, typer.Option(min=1, help="Pictures of each word.")] = 8,
@@ -128,7 +128,9 @@ def quality(
     ] = Against.ALL,
     clients: Annotated[int, typer.Option(min=0, help="Clients whose words are measured, from the first.")] = 3,
     own: Annotated[int, typer.Option(min=1, help="Pictures of a client's word.")] = 8,
-    every: Annotated[int, typer.Option(min=0, help="Also measure the global word as it was every so many rounds.")] = 0,
+    every: Annotated[
+        int, typer.Option(min=0, help="Measure the global word at first and every so many rounds, too.")
+    ] = 0,
     prompt: Annotated[str, typer.Option(help="What to draw, with {} for the word.")] = "a photo of a {}",
     seed: Annotated[int, typer.Option(help="Another seed: other starting latents.")] = 0,
     steps: Annotated[int, typer.Option(min=1, help="Steps of denoising.")] = 30,
