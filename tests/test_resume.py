@@ -295,6 +295,14 @@ def test_a_key_of_the_same_value_is_no_change(folder: Path) -> None:
     assert resume(folder, "seed=0", "device=cpu").code == 0
 
 
+def test_a_run_goes_on_with_another_interval_between_checkpoints(folder: Path) -> None:
+    before = (folder / "rounds.jsonl").read_text()
+    (folder / "summary.json").unlink(missing_ok=True)
+    assert resume(folder, "checkpoint_seconds=7").code == 0
+    assert "checkpoint_seconds = 7.0" in (folder / "recipe.toml").read_text()
+    assert (folder / "rounds.jsonl").read_text() == before
+
+
 def test_a_sweep_cannot_be_resumed(folder: Path) -> None:
     assert "a sweep of 2 runs" in refused(folder, "rounds=[4,5]")
 

@@ -165,7 +165,13 @@ def go_on(folder: Path, recipe: Recipe | None = None, method: Method | None = No
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         record.read(summary["accuracy"]["round"])
         return Result(folder, record.rounds, summary)
-    stored = replace(stored, rounds=wanted.rounds, device=wanted.device, guards=wanted.guards)
+    stored = replace(
+        stored,
+        rounds=wanted.rounds,
+        device=wanted.device,
+        checkpoint_seconds=wanted.checkpoint_seconds,
+        guards=wanted.guards,
+    )
     plan = prepare(stored, method, folder / "partition.json")
     if not (folder / "partition.json").exists():
         plan.partition.save(folder / "partition.json", plan.dataset)
@@ -312,7 +318,7 @@ def _go_back(loop: Loop, recipe: Recipe, partition: Partition) -> None:
     else:
         loop.restore(state)
     stored = record.folder / "recipe.toml"
-    if stored.read_text(encoding="utf-8") != config.dump(recipe):  # it was asked for more rounds
+    if stored.read_text(encoding="utf-8") != config.dump(recipe):  # it was asked for more rounds, or on another device
         for stale in ("summary.json", "figures.json"):
             (record.folder / stale).unlink(missing_ok=True)
         write_text(stored, config.dump(recipe))
