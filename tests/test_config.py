@@ -5,7 +5,9 @@ from dataclasses import FrozenInstanceError, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -252,6 +254,20 @@ def test_written_and_read_a_recipe_is_the_same(
 @given(st.one_of(st.booleans(), st.integers(-(2**60), 2**60), st.floats(allow_nan=False), WORDS, st.lists(WORDS)))
 def test_a_literal_reads_back(value: object) -> None:
     assert tomllib.loads(f"value = {literal(value)}")["value"] == value
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (np.int64(3), 3),
+        (np.float64(0.1), 0.1),
+        (np.bool_(True), True),
+        (np.arange(2), [0, 1]),
+        (torch.tensor(0.5), 0.5),
+    ],
+)
+def test_a_number_of_numpy_or_pytorch_is_a_plain_one(value: object, plain: object) -> None:
+    assert tomllib.loads(f"value = {literal(value)}")["value"] == plain
 
 
 def test_the_hash_ignores_length_and_place_of_the_run() -> None:

@@ -452,7 +452,9 @@ def to_toml(content: Mapping[str, Any]) -> str:
 
 
 def literal(value: object) -> str:
-    """Write one value as TOML."""
+    """Write one value as TOML; numbers and arrays of NumPy and PyTorch are plain ones."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):
