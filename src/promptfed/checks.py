@@ -282,7 +282,7 @@ def _learns(method: Method, folder: Path) -> None:
 
 PROMISES = {
     "frozen": "a frozen, picklable value without state",
-    "names": "what is private stays private, under fixed names and shapes",
+    "names": "what is private stays private, under fixed names, shapes and types",
     "inputs": "no input is changed in place",
     "padding": "a batch that is not full counts as what it holds",
     "wire": "what travels survives the wire",

@@ -51,6 +51,14 @@ def test_a_site_needs_a_kit_and_data(tmp_path: Path) -> None:
     assert fail("join", str(tmp_path), "--data", "fashion-shop").endswith('did you mean "fashion-shops"?')
 
 
+def test_terms_are_read_before_a_site_joins(tmp_path: Path) -> None:
+    (tmp_path / "site.json").write_text('{"site": "a"}')
+    (tmp_path / "mine.toml").write_text("[guards]\nnoize = 1")
+    said = fail("join", str(tmp_path), "--data", "fashion-shops", "--terms", str(tmp_path / "mine.toml"))
+    assert said.endswith('did you mean "noise"?')
+    assert not (tmp_path / "state").exists()
+
+
 def test_status_without_a_server(tmp_path: Path) -> None:
     (tmp_path / "fed.toml").write_text('sites = ["a", "b"]')
     result = CliRunner().invoke(app, ["status", "--federation", str(tmp_path)])

@@ -57,22 +57,35 @@ def start(home: Home = HERE) -> None:
 def join(
     kit: Annotated[Path, typer.Argument(help="The kit this site was given, a zip or a folder.")],
     data: Annotated[str, typer.Option(help="A folder of photographs, an .npz file, or a data set's name.")],
+    terms: Annotated[
+        Path | None,
+        typer.Option(help="What you agree to, in TOML; recipes beyond it are refused.", metavar="FILE"),
+    ] = None,
     home: Annotated[Path | None, typer.Option(help="Where the site keeps its state; KIT/state if not given.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
 ) -> None:
     """Take part as a site until Ctrl-C. Images and personal state stay here; outbox.jsonl says what leaves."""
     from promptfed.config import check_device, resolve
+    from promptfed.files import write_text
     from promptfed.sites import frames, kits, supervisor
     from promptfed.sites.place import own_data
+    from promptfed.sites.terms import FILE, read_terms
 
     kits.require_flare()
     check_device(device)
+    if terms is not None:
+        read_terms(terms)
     unpacked = kits.unpack(kit).resolve()
     found = own_data(data, resolve({}))
     place = (home or unpacked / "state").resolve()
     place.mkdir(parents=True, exist_ok=True)
     place.chmod(0o700)  # personal trees and models lie there
     kits.furnish(unpacked, place)
+    if terms is not None:
+        write_text(place / FILE, terms.read_text(encoding="utf-8"))
+    if (place / FILE).exists():
+        read_terms(place / FILE)  # those of an earlier join stay in force
+        say(f"Recipes beyond the terms in {place / FILE} are refused.")
     say(f"{kits.site_name(unpacked)}: {len(found):,} images of {len(found.classes)} classes; Ctrl-C leaves.")
     given = {frames.DATA: _absolute(data), frames.HOME: str(place), frames.DEVICE: device}
     environment = kits.parent_environment(**given)

@@ -1,5 +1,6 @@
 """What a site does with a request: train, test, keep its personal tree in its own folder, and log what leaves.
 
+    HOME/terms.toml                what its owner agrees to, if they wrote it
     HOME/outbox.jsonl              a line per answer: names, shapes, bytes and norms of all that left, never a value
     HOME/runs/RUN/versions/        personal trees, each named by the round and the request that made it
     HOME/runs/RUN/answers.json, given.safetensors    with noise: how many answers it has given, and the last of them
@@ -36,7 +37,7 @@ from promptfed.errors import PromptFedError
 from promptfed.federation.store import read_tree, write_tree
 from promptfed.files import write_json, write_text
 from promptfed.predict import write_model
-from promptfed.sites import masking, wire
+from promptfed.sites import masking, terms, wire
 from promptfed.sites.frames import read_frame, write_frame
 from promptfed.sites.masking import Masks
 from promptfed.sites.place import Place, own_data, read_recipe, relabelled, settle
@@ -112,6 +113,8 @@ class Worker:
                 _refuse_foreign(head["recipe"])
             recipe = read_recipe(head["recipe"], "the coordinator")
             _pin(folder / "asked.toml", head["recipe"])
+            if (self.home / terms.FILE).exists():
+                terms.read_terms(self.home / terms.FILE).check(recipe)
             if recipe.guards.get("noise") and recipe.guards["entropy"] != "system":
                 raise Refused("noise that the coordinator can work out hides nothing; set guards.entropy=system")
             dataset = own_data(self.data, recipe)

@@ -1,0 +1,87 @@
+"""terms.toml in a site's folder: what its owner agrees to. The coordinator writes the recipe; the site may refuse it.
+
+A file with all keys; what is left out is left to the recipe::
+
+    methods = ["pfedpg", "fedvpt"]    # no others
+
+    [guards]
+    clip = 1.0        # at most so far may an answer move
+    noise = 4.0       # at least so much, added here, before anything leaves
+    delta = 1e-5      # at most
+    budget = 8.0      # at most, in one run
+    secure = true     # nothing leaves without masks
+"""
+
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated
+
+from promptfed import options
+from promptfed.config import PROMPTED, Recipe, methods
+from promptfed.errors import PromptFedError, choice
+from promptfed.guards import GuardOptions
+from promptfed.options import NonNegative, Range
+from promptfed.sites.wire import Refused
+
+FILE = "terms.toml"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The keys of [guards] that an owner may insist on; 0 insists on nothing."""
+
+    clip: NonNegative = 0.0
+    noise: NonNegative = 0.0
+    delta: Annotated[float, Range(above=0, most=1)] = 1.0
+    budget: NonNegative = 0.0
+    secure: bool = False
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a site's owner agrees to."""
+
+    methods: tuple[str, ...] = ()  # none: all
+    guards: Limits = Limits()
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse a recipe that these terms do not allow, and say why."""
+        name, asked, own = str(recipe.method["name"]), options.make(GuardOptions, recipe.guards, "guards"), self.guards
+        if self.methods and name not in self.methods:
+            raise Refused(f"its owner's terms allow {', '.join(self.methods)}, not {name}")
+        if own.secure and not asked.secure:
+            raise Refused("its owner's terms ask for guards.secure=true")
+        if own.noise and asked.place != "local":
+            raise Refused(f"its owner's terms ask for noise at the site, not guards.place={asked.place}")
+        if asked.noise < own.noise:
+            raise Refused(f"its owner's terms ask for guards.noise={own.noise:g} at least, not {asked.noise:g}")
+        if asked.noise and asked.delta > own.delta:
+            raise Refused(f"its owner's terms ask for guards.delta={own.delta:g} at most, not {asked.delta:g}")
+        for key in ("clip", "budget"):
+            most, found = getattr(own, key), getattr(asked, key)
+            if most and not 0 < found <= most:  # 0 is no limit at all
+                raise Refused(f"its owner's terms ask for guards.{key}={most:g} at most, not {found:g}")
+
+
+def read_terms(path: Path) -> Terms:
+    """Read an owner's terms and refuse what is none of them: a term that is misspelt would protect nobody."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PromptFedError(f"The terms {path} cannot be read: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise PromptFedError(f"The terms {path} are no valid TOML: {error}.") from error
+    limits = content.pop("guards", {})
+    if not isinstance(limits, dict):
+        raise PromptFedError(f"guards in {path} is no table; write [guards] and a line for each key.")
+    for kind, given in ((Terms, content), (Limits, limits)):
+        known = [field.name for field in fields(kind)]
+        for key in given:
+            if key not in known:
+                raise choice("key", key, known, str(path))
+    made = options.make(Terms, content, "terms")
+    for name in made.methods:
+        if name.removesuffix(PROMPTED) not in methods():
+            raise choice("method", name, methods(), str(path))
+    return Terms(made.methods, options.make(Limits, limits, "guards"))
