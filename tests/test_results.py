@@ -95,6 +95,28 @@ def test_a_table_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert_told_by_its_runs(tmp_path / "kept")
 
 
+def test_what_came_of_pfedpts_table() -> None:
+    found = read_table(RESULTS / "pfedpt-t1-cifar10")
+    cells = {(one["column"], one["row"]): one for one in found["rows"]}
+    ours = {cell: one["ours"]["weighted"] for cell, one in cells.items()}
+    near = [cell for cell in cells if abs(ours[cell] - cells[cell]["paper"]["mean"]) < 1]
+    assert sum(column == "path-cnn" for column, _ in near) == 9
+    tuned = ("fedavg-tuned", "fedprox-tuned", "moon-tuned")
+    for column in ("path-cnn", "dir-cnn"):
+        ahead = [ours[column, row] - ours[column, "pfedpt"] for row in tuned]
+        assert min(ahead) > 1.3
+        assert max(ahead) < 2.6
+        for row in ("fedavg", "fedprox", "moon", "fedper", "fedrep", "fedmtl", "local"):
+            assert ours[column, "pfedpt"] > ours[column, row]
+    joint = read_table(RESULTS / "pfedpt-t8-cifar10")["rows"]
+    better = [one["ours"]["weighted"] for one in joint if one["row"] == "pfedpt"]
+    assert all(one > other["ours"]["weighted"] for one, other in zip(better, joint[::2], strict=True))
+    (sitting,) = found["sittings"]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"takes {sitting['seconds'] / 60:.0f} minutes" in readme
+    assert f"{ours['path-cnn', 'pfedpt']:.2f} % with pFedPT and {ours['path-cnn', 'fedavg']:.2f} % with" in readme
+
+
 def test_what_came_of_pfedpgs_claims() -> None:
     printed, tuned = means("pfedpg-office"), means("pfedpg-office", "tuned")
     assert printed["pfedpg"] > max(printed["fedvpt"], printed["singleset-vpt"])
