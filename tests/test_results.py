@@ -168,3 +168,9 @@ def test_what_came_of_relics_claims() -> None:
     assert (unequal["relic"] or 0) < (unequal["fedti"] or 0)
     slow = means("relic-clematis-0.002")
     assert slow["relic"] < slow["fedti"]
+    measured = json.loads((RESULTS / "relic-clematis" / "measured.json").read_text(encoding="utf-8"))
+    gaps = {}
+    for row in ("fedti", "relic"):
+        clients = measured[f"equal/{row}/seed0"]["audit"]["per_client"]
+        gaps[row] = sum(one["nearest"] - one["nearest_others"] for one in clients) / len(clients)
+    assert gaps == pytest.approx({"fedti": 0.042, "relic": 0.005}, abs=5e-4)
