@@ -121,6 +121,18 @@ def test_to_moves_every_tensor() -> None:
     assert {value.device.type for value in tree.to(pair(), "meta").values()} == {"meta"}
 
 
+def test_settled_copies_only_what_lies_askew() -> None:
+    whole = torch.arange(40.0)
+    value = {"whole": whole, "view": whole[1:5], "turned": whole.view(8, 5).mT, "wide": whole[:2].expand(3, 2)}
+    found = tree.settled(value)
+    assert found["whole"] is whole
+    assert lists(found) == lists(value)
+    for part in found.values():
+        assert part.is_contiguous()
+        assert part.data_ptr() % 64 == 0
+    assert tree.settled({"none": torch.zeros(0, 2)})["none"].shape == (0, 2)
+
+
 def test_counting() -> None:
     value = {
         "a": torch.zeros(2, 3),

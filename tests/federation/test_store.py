@@ -274,6 +274,18 @@ def test_trees_on_disk(tmp_path: Path) -> None:
         verify(path, checksum + 1)
 
 
+def test_what_is_read_lies_as_what_was_written(tmp_path: Path) -> None:
+    path, names = tmp_path / "tree.safetensors", [f"part{number}" for number in range(5)]
+    write_tree(path, {name: torch.zeros(2, number + 1) for number, name in enumerate(names)})
+    for found in (read_tree(path), read_tree(path, 1)):
+        assert {value.data_ptr() % 64 for value in found.values()} == {0}
+
+
+def test_a_view_is_kept_in_memory_of_its_own(store: Store) -> None:
+    store.put(1, {"part": torch.arange(4.0)[1:]})
+    assert store.get(1)["part"].data_ptr() % 64 == 0
+
+
 # -- any sequence of events ---------------------------------------------------------------------------------------
 
 

@@ -52,7 +52,7 @@ class OneByOne:
         """Train the clients from `down` [C, ...]; their personal trees change only if `keep`."""
         rows = []
         for number, client in enumerate(clients.tolist()):
-            own, before = tree.row(down, number), _to(self.store.get(client), self.shards)
+            own, before = tree.settled(tree.row(down, number)), _to(self.store.get(client), self.shards)
             data = self.shards.data([client], round, stacked=False)
             up, after = self.method.fit(self.task, own, before, data)
             tested = {}
@@ -69,7 +69,8 @@ class OneByOne:
         """Return sums [C] of every client's model over its own test images."""
         sums = []
         for client in clients.tolist():
-            own, personal = tree.row(download(torch.tensor([client])), 0), _to(self.store.get(client), self.shards)
+            own = tree.settled(tree.row(download(torch.tensor([client])), 0))
+            personal = _to(self.store.get(client), self.shards)
             params = own | personal
             if adapt:
                 data = self.shards.data([client], round, stacked=False)

@@ -84,7 +84,8 @@ class Loop:
         self._saved = 0
         self._sealing = False  # the round's personal trees are being taken over
         self._watched: _Watched | None = None
-        self.server: Tree = tree.to(method.init_server(task, rng_for(settings.seed, "server")), self.device)
+        server = method.init_server(task, rng_for(settings.seed, "server"))
+        self.server: Tree = tree.settled(tree.to(server, self.device))
 
     def restore(self, state: Line, *, rewind: bool = True) -> None:
         """Go back to a committed state; without `rewind` nothing is written, for those who only look."""
@@ -130,7 +131,7 @@ class Loop:
                 self._sealing = True
                 self.store.seal()  # it may write, and fail half-way: what is left then is no round's state
                 self._sealing = False
-                self.server = server
+                self.server = tree.settled(server)
                 self.finished += 1
             progress(line)
             if (began := time.monotonic()) >= next_save:

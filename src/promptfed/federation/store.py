@@ -51,8 +51,8 @@ def read_tree(path: Path, row: int | None = None) -> Tree:
         with safe_open(path, framework="pt") as file:
             order = json.loads(file.metadata()["order"])
             if row is None:
-                return {name: file.get_tensor(name) for name in order}
-            return {name: file.get_slice(name)[row : row + 1][0] for name in order}
+                return tree.settled({name: file.get_tensor(name) for name in order})
+            return tree.settled({name: file.get_slice(name)[row : row + 1][0] for name in order})
     except (OSError, SafetensorError, KeyError, TypeError) as error:
         raise PromptFedError(f"The checkpoint file {path} cannot be read: {error}.") from error
 
@@ -86,7 +86,7 @@ class Store:
 
     def put(self, client: int, value: Tree) -> None:
         """Replace the client's tree; it counts once the round is sealed."""
-        self._staged[client] = value
+        self._staged[client] = tree.settled(value)
 
     def seal(self) -> None:
         """Make the trees of the finished round the ones to keep."""

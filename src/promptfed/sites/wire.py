@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from promptfed.errors import PromptFedError
-from promptfed.tree import Tree
+from promptfed.tree import Tree, settled
 
 FORMAT = 1
 TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool)
@@ -63,7 +63,7 @@ def unpack(data: bytes, limit: int) -> Message:
             raise Refused("its names are not those it announces")
         if strange := [name for name, value in tree.items() if value.dtype not in TYPES]:
             raise Refused(f'"{strange[0]}" has a type of numbers that never travels')
-        return Message(head, {name: tree[name] for name in order})
+        return Message(head, settled({name: tree[name] for name in order}))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         raise Refused("it is no message of PromptFed") from error
 
