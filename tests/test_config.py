@@ -1,7 +1,7 @@
 """Recipes: from TOML and dotted overrides to frozen values, and back."""
 
 import tomllib
-from dataclasses import FrozenInstanceError, dataclass, replace
+from dataclasses import FrozenInstanceError, asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -314,6 +314,15 @@ def test_a_word_is_learned_from_a_few_photographs_each() -> None:
     assert one("fedti", "partition.each=5").partition["each"] == 5
     assert one("relic", "partition.name=iid").partition["name"] == "iid"
     assert one("fedavg").partition["name"] == "pathological"
+
+
+def test_a_word_is_learned_for_what_the_embedded_model_has_never_seen() -> None:
+    assert one("relic").data == {"name": "fashion-shops", "limit": 50, "only": "Ankle boot"}
+    assert one("fedti", "data.limit=10").data == {"name": "fashion-shops", "limit": 10, "only": "Ankle boot"}
+    assert one("relic", "data.only=Bag").data["only"] == "Bag"
+    assert one("fedavg").data["only"] == ""
+    stored = replace(one("relic"), data={"name": "fashion-shops", "limit": 50})
+    assert resolve(asdict(stored)).data["only"] == ""  # what is named stays as it is written
 
 
 def test_flatten() -> None:

@@ -58,3 +58,14 @@ def test_errors_pass_through(monkeypatch: pytest.MonkeyPatch) -> None:
     watch(monkeypatch)
     with pytest.raises(KeyError), bar("rounds", 4):
         raise KeyError
+
+
+def test_parts_of_one_add_up_and_a_note_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = watch(monkeypatch)
+    with bar("rounds", 4) as advance:
+        advance(1, "accuracy 0.5")
+        for _ in range(3):
+            advance(1 / 3)
+    last = terminal.shown().rstrip().splitlines()[-1]
+    assert "2/4" in last
+    assert "accuracy 0.5" in last

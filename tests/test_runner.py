@@ -1,6 +1,8 @@
 """From a recipe to a finished run folder: what is in it, what travels, what is tested, and that a seed decides it."""
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -77,6 +79,37 @@ def done(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
 
 def go(method: str, images: Path, out: Path, *more: str) -> Result:
     return run(method, out=out, overrides=tuple(tiny(images, *more)))
+
+
+# -- its bars -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fleet", ["one-by-one", "stacked"])
+def test_bars_move_with_every_client(fleet: str, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: dict[str, list[float]] = {}
+
+    @contextmanager
+    def record(what: str, total: float) -> Iterator[Callable[..., None]]:
+        assert (what, total) in {("test_runner:Averaged", 2), ("last tests", 8)}
+        yield lambda amount, note=None: moved.setdefault(what, []).append(round(amount, 6))
+
+    monkeypatch.setattr(runner, "bar", record)
+    words = tiny(images, "rounds=2", "per_round=2", f"fleet.name={fleet}", "fleet.width=1")
+    run(Averaged(), out=tmp_path / "run", overrides=tuple(word for word in words if "epochs" not in word))
+    assert list(moved.values()) == [[0, 0.5, 0.5, 0, 0.5, 0.5, 0], [1] * 8]
+
+
+def test_no_bar_where_nobody_trains_any_more(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    @contextmanager
+    def record(what: str, total: float) -> Iterator[Callable[..., None]]:
+        seen.append((what, total))
+        yield lambda amount, note=None: None
+
+    monkeypatch.setattr(runner, "bar", record)
+    go("fedavg", images, tmp_path / "run", "evaluate.after=false")
+    assert seen == [("fedavg", 3)]
 
 
 # -- the folder ---------------------------------------------------------------------------------------------------

@@ -301,6 +301,7 @@ def resolve(content: Mapping[str, Any], where: str = "the recipe") -> Recipe:
     hints, default = options.hints(Recipe), asdict(Recipe())
     if _inverts(content):  # a few photographs each of one thing, which has no classes to divide
         default["partition"] = {"name": "equal"}
+        default["data"]["only"] = "Ankle boot"  # what the embedded model has never seen
     given: Table = {}
     for key, value in content.items():
         if key not in hints:
@@ -313,7 +314,7 @@ def resolve(content: Mapping[str, Any], where: str = "the recipe") -> Recipe:
             given[key] = dict(value) if "name" in value else default[key] | value
         else:
             given[key] = options.typed(key, value, hints[key])
-    recipe = Recipe(**{"partition": default["partition"]} | given)
+    recipe = Recipe(**{"data": default["data"], "partition": default["partition"]} | given)
     if recipe.newcomers >= recipe.clients:
         raise PromptFedError(f"newcomers={recipe.newcomers} leaves none of clients={recipe.clients} to begin with.")
     if recipe.per_round > recipe.clients - recipe.newcomers:

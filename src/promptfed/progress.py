@@ -10,9 +10,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class Advance(Protocol):
-    """Moves a bar on by `amount` and writes a note beside it."""
+    """Moves a bar on by `amount`, which may be a part of one, and writes a note beside it, if there is a new one."""
 
-    def __call__(self, amount: float, note: str = "") -> None:
+    def __call__(self, amount: float, note: str | None = None) -> None:
         """Move on."""
         ...
 
@@ -34,12 +34,15 @@ def bar(what: str, total: float, *, unit: str = "count") -> Iterator[Advance]:
         *columns, TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=Console(stderr=True)
     ) as p:
         task = p.add_task(what, total=total, note="")
+        done, beside = 0.0, ""
 
-        def advance(amount: float, note: str = "") -> None:
-            p.update(task, advance=amount, note=note)
+        def advance(amount: float, note: str | None = None) -> None:
+            nonlocal done, beside
+            done, beside = done + amount, beside if note is None else note
+            p.update(task, completed=round(done, 6), note=beside)  # parts of one add up to one
 
         yield advance
 
 
-def _silent(amount: float, note: str = "") -> None:
+def _silent(amount: float, note: str | None = None) -> None:
     """Draw nothing."""

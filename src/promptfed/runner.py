@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
@@ -23,12 +23,14 @@ from promptfed.config import Recipe
 from promptfed.data.dataset import Dataset
 from promptfed.data.partition import Partition
 from promptfed.errors import PromptFedError
+from promptfed.federation.evaluate import Score
+from promptfed.federation.fleet import OneByOne, Stacked, Tick
 from promptfed.federation.loop import Loop, summarise
 from promptfed.files import write_json, write_text
 from promptfed.guards.accountant import Accountant
 from promptfed.method import Method
 from promptfed.planning import Plan, make_loop, prepare
-from promptfed.progress import bar
+from promptfed.progress import Advance, bar
 from promptfed.record import Line, Record
 from promptfed.report import compare, read_run, write_report
 
@@ -270,8 +272,8 @@ def _complete(plan: Plan, loop: Loop) -> Result:
     with _precision(str(recipe.fleet["precision"])):
         _go_back(loop, recipe, plan.partition)
         with bar(f"{recipe.method['name']}", loop.settings.total) as advance:
-            advance(loop.finished, "")
-            loop.run(lambda: loop.save(recipe.hash, plan.partition.hash), lambda line: advance(1, _note(line)))
+            advance(loop.finished)
+            loop.run(lambda: loop.save(recipe.hash, plan.partition.hash), _watched(loop, advance))
         about = {
             "method": recipe.method["name"],
             "dataset": recipe.data["name"],
@@ -286,13 +288,47 @@ def _complete(plan: Plan, loop: Loop) -> Result:
         }
         if loop.guards.accountant is not None:
             about |= _spent(loop, loop.guards.accountant, recipe.rounds)
-        summary = summarise(record, about, loop.adapted(), loop.after(), recipe.newcomers)
+        summary = summarise(record, about, *_last_tests(loop), recipe.newcomers)
     record.finish(summary)
     _show_clients(loop, record.folder / "figures.json", plan)
     domains.show(loop, plan.dataset, record.folder)
     _draw(loop, record.folder / "pictures", plan.dataset)
     write_report([record.folder])
     return Result(record.folder, record.rounds, summary)
+
+
+def _watched(loop: Loop, advance: Advance) -> Callable[[Line], None]:
+    """Let a bar of rounds move with every client that is trained; return what a finished round is told to."""
+    told = 0.0
+
+    def trained(count: int) -> None:
+        nonlocal told
+        share = count / len(loop.participants(loop.finished))
+        told += share
+        advance(share)
+
+    def finished(line: Line) -> None:
+        nonlocal told
+        advance(1 - told, _note(line))
+        told = 0.0
+
+    _tell(loop, trained)
+    return finished
+
+
+def _last_tests(loop: Loop) -> tuple[Score | None, Score | None]:
+    """Return the scores of the final state after the method's own adaptation, and after one more local training."""
+    trainings = len(loop.everyone) * (loop.method.adapts + loop.settings.after)
+    if not trainings:
+        return None, None
+    with bar("last tests", trainings) as advance:
+        _tell(loop, advance)
+        return loop.adapted(), loop.after()
+
+
+def _tell(loop: Loop, tick: Tick) -> None:
+    assert isinstance(loop.fleet, OneByOne | Stacked)
+    loop.fleet.tick = tick
 
 
 def _spent(loop: Loop, accountant: Accountant, asked: int) -> Line:

@@ -18,6 +18,8 @@ from promptfed.method import Method, Task
 from promptfed.tree import Tree
 
 Download = Callable[[Tensor], Tree]
+Tick = Callable[[int], None]
+"""Is told how many more clients have been trained."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class OneByOne:
 
     def __init__(self, method: Method, task: Task, shards: Shards, store: Store) -> None:
         self.method, self.task, self.shards, self.store = method, task, shards, store
+        self.tick: Tick = _quiet
 
     def fit(self, round: int, clients: Tensor, down: Tree, *, keep: bool = True, test: bool = True) -> Fitted:  # noqa: A002
         """Train the clients from `down` [C, ...]; their personal trees change only if `keep`."""
@@ -62,6 +65,7 @@ class OneByOne:
             rows.append((up, self.method.measures(self.task, before, after), tested))
             if keep:
                 self.store.put(client, after)
+            self.tick(1)
         up, measures, tested = (tree.stack(part) for part in zip(*rows, strict=True))
         return Fitted(up, self.method.weight(self.shards.facts(clients.tolist())), measures, tested)
 
@@ -75,6 +79,7 @@ class OneByOne:
             if adapt:
                 data = self.shards.data([client], round, stacked=False)
                 params = self.method.adapt(self.task, own, personal, data)
+                self.tick(1)
             sums.append(_test(self.method, self.task, params, self.shards.data([client], round, "test", stacked=False)))
         return tree.stack(sums)
 
@@ -84,6 +89,7 @@ class Stacked:
 
     def __init__(self, method: Method, task: Task, shards: Shards, store: Store, width: int) -> None:
         self.method, self.task, self.shards, self.store, self.width = method, task, shards, store, width
+        self.tick: Tick = _quiet
 
     def fit(self, round: int, clients: Tensor, down: Tree, *, keep: bool = True, test: bool = True) -> Fitted:  # noqa: A002
         """Train the clients from `down` [C, ...]; their personal trees change only if `keep`."""
@@ -101,6 +107,7 @@ class Stacked:
             if keep and after:
                 for number, client in enumerate(members):
                     self.store.put(client, tree.map(torch.clone, tree.row(after, number)))
+            self.tick(len(members))
         up, measures, tested = (tree.cat(part) for part in zip(*groups, strict=True))
         return Fitted(up, self.method.weight(self.shards.facts(clients.tolist())), measures, tested)
 
@@ -113,6 +120,7 @@ class Stacked:
             params = own | personal
             if adapt:
                 params = self.method.adapt(self.task, own, personal, self._data(members, round))
+                self.tick(len(members))
             sums.append(_test(self.method, self.task, params, self._data(members, round, "test")))
         return tree.rows(tree.cat(sums), order.argsort())
 
@@ -125,6 +133,10 @@ class Stacked:
 
     def _data(self, members: Sequence[int], round: int, split: str = "train") -> ClientData:  # noqa: A002
         return self.shards.data(members, round, split, stacked=True)
+
+
+def _quiet(count: int) -> None:
+    """Tell nobody."""
 
 
 def _to(value: Tree, shards: Shards) -> Tree:
