@@ -16,9 +16,9 @@ from promptfed.data import open_dataset
 from promptfed.data.batches import Pool, Shards
 from promptfed.data.dataset import Dataset
 from promptfed.data.features import features_of, views_of
-from promptfed.data.partition import Partition, make_partition
+from promptfed.data.partition import POOLED, Partition, make_partition
 from promptfed.data.partitioners import domain_last
-from promptfed.data.split import evaluated_on
+from promptfed.data.split import evaluated_on, validated
 from promptfed.errors import PromptFedError
 from promptfed.federation.fleet import Fleet, OneByOne, Stacked
 from promptfed.federation.loop import Loop, Settings, rng_for
@@ -46,12 +46,16 @@ def prepare(recipe: Recipe, method: Method | None, saved: Path | None) -> Plan:
     """Find everything a recipe names; who holds which images is read from `saved`, if there is such a file."""
     given = dict(recipe.data)
     dataset = open_dataset(str(given.pop("name")), **given)
-    dataset = evaluated_on(dataset, recipe.evaluate["split"], recipe.seed)
-    rule = dict(recipe.partition)
+    rule, split = dict(recipe.partition), recipe.evaluate["split"]
+    pooled = str(rule["name"]).startswith(POOLED)
+    dataset = evaluated_on(dataset, "test" if pooled else split, recipe.seed)
     if rule.get("unseen"):
         dataset = domain_last(dataset, str(rule["unseen"]))
-    name = f"file:{saved}" if saved is not None and saved.exists() else str(rule.pop("name"))
+    again = saved is not None and saved.exists()
+    name = f"file:{saved}" if again else str(rule.pop("name"))
     partition = make_partition(name, {} if name.startswith("file:") else rule, dataset, recipe.clients, recipe.seed)
+    if pooled and split == "val" and not again:
+        partition = validated(partition, dataset, recipe.seed)
     device = pick_device(recipe.device)
     task = make_task(recipe, dataset, device)
     _check_size(recipe, task)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from promptfed.data.dataset import Dataset
-from promptfed.data.partition import PARTITIONS, make_partition
-from promptfed.data.split import Split, evaluated_on, fewer
+from promptfed.data.partition import PARTITIONS, Partition, make_partition
+from promptfed.data.split import Split, evaluated_on, fewer, validated
 from promptfed.errors import PromptFedError
 
 
@@ -107,6 +107,28 @@ def test_leaving_out_equals_not_having() -> None:
         some, all_ = (make_partition(name, {}, data, 3, seed=5) for data in (seen, only))
         for mine, theirs in zip((*some.train, *some.test), (*all_.train, *all_.test), strict=True):
             assert mine.tolist() == rows[theirs].tolist()
+
+
+@pytest.mark.parametrize("name", ["pfllib-iid", "pfllib-pathological", "pfllib-dirichlet"])
+def test_validation_never_looks_at_what_a_partition_tests_on(name: str) -> None:
+    data = toy(400, official=False)
+    keys = {"classes_per_client": 1} if name == "pfllib-pathological" else {}
+    final = make_partition(name, keys, data, 4, seed=0)
+    chosen = validated(final, data, seed=0, share=0.25)
+    for client, own in enumerate(final.train):
+        both = np.concatenate([chosen.train[client], chosen.test[client]])
+        assert sorted(both.tolist()) == own.tolist()
+        for group in np.unique(data.labels[own] + 10 * data.domains[own]):
+            rows, held_out = own, chosen.test[client]
+            many, few = (np.sum(data.labels[some] + 10 * data.domains[some] == group) for some in (rows, held_out))
+            assert few == min(int(many * 0.25 + 0.5), many - 1)
+
+
+def test_too_few_to_validate_in_a_partition() -> None:
+    data = toy(8, official=False)
+    alone = Partition("alone", (np.array([0]), np.array([1])), (np.array([2]), np.array([3])))
+    with pytest.raises(PromptFedError, match="too few training images to set some aside"):
+        validated(alone, data, seed=0)
 
 
 def test_a_saved_partition_of_the_test_split_is_refused_in_validation(tmp_path: Path) -> None:

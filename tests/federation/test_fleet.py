@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from promptfed.data.dataset import Dataset
 from promptfed.data.shares import Partition
 from promptfed.federation.fleet import Fleet, OneByOne, Stacked, score_deployed
 from promptfed.federation.loop import Loop
-from promptfed.method import Method
+from promptfed.method import Batch, Method, Task
 from promptfed.methods.fedavg import FedAvg
 from promptfed.methods.local_only import Local
 from promptfed.methods.pfedpt import PFedPT
@@ -127,8 +128,34 @@ def test_every_test_image_counts_once(fleet: str, adapt: bool, tmp_path: Path) -
     assert sums["correct"][2] == 0
 
 
-def test_fleets_score_the_same(tmp_path: Path) -> None:
-    one, many = make(METHODS[2], tmp_path / "a"), make(METHODS[2], tmp_path / "b", "stacked", width=2)
+class Placed(PFedPT):
+    """Remembers where the patch was while it was tested."""
+
+    seen: ClassVar[set[tuple[float, ...]]] = set()
+
+    def evaluate(self, task: Task, params: Tree, batch: Batch) -> Tree:
+        self.seen.update(tuple(where) for where in batch["where"].view(-1, 2).tolist())
+        return super().evaluate(task, params, batch)
+
+
+@pytest.mark.parametrize(("fleet", "width"), [("one-by-one", 0), ("stacked", 0), ("stacked", 2)])
+def test_sixteen_test_images_share_a_place_whoever_is_tested_beside(fleet: str, width: int, tmp_path: Path) -> None:
+    Placed.seen.clear()
+    method = Placed(prompt="random-patch", size=3)
+    loop = make(method, tmp_path / "run", fleet, sizes=(3, 4), tests=(40, 16), width=width)
+    evaluate(loop.fleet, loop)
+    alone = [loop.shards.data([client], 0, "test", stacked=False) for client in (0, 1)]
+    expected = {
+        tuple(batch["where"].tolist()) for data in alone for batch in data.batches("test", size=16, ordered=True)
+    }
+    assert len(expected) == 3 + 1
+    assert Placed.seen >= expected
+    assert len(Placed.seen) <= len(expected) + 2  # of padding: a client's steps beyond its last image
+
+
+@pytest.mark.parametrize("method", [METHODS[2], METHODS[3]], ids=["frame", "random-patch"])
+def test_fleets_score_the_same(method: Method, tmp_path: Path) -> None:
+    one, many = make(method, tmp_path / "a"), make(method, tmp_path / "b", "stacked", width=2)
     first, second = evaluate(one.fleet, one), evaluate(many.fleet, many)
     assert first["correct"].tolist() == second["correct"].tolist()
     close(first, second)

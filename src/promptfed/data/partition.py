@@ -24,7 +24,7 @@ from promptfed.data.pfllib import PfllibDirichlet, PfllibIid, PfllibPathological
 from promptfed.data.shares import Partition
 from promptfed.errors import PromptFedError, choice
 
-__all__ = ["PARTITIONS", "Partition", "Partitioner", "make_partition"]
+__all__ = ["PARTITIONS", "POOLED", "Partition", "Partitioner", "make_partition"]
 
 FILE = "file:"
 POOLED = "pfllib-"  # these deal official training and test images alike, and divide each client's own

@@ -3,6 +3,8 @@
 Official training and test images are merged and split over the clients; then each client's images are divided at
 random, not by class, into training and test. What this does to the sizes is part of the compatibility: classes are
 filled in the order of client ids, and where sizes are unbalanced the last holder of a class gets all that is left.
+The number of a class's holders is rounded up, as in PFLlib; the authors' older copy rounds it down, which is the same
+in all of their settings.
 """
 
 from dataclasses import dataclass

@@ -7,9 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from promptfed.data.dataset import Dataset, Indices
+from promptfed.data.shares import Partition
 from promptfed.errors import PromptFedError, choice
 
 Split = Literal["test", "val"]
+SHARE = 0.2  # of the training images validates, where a data set does not say which
 
 
 def stratified(labels: Indices, domains: Indices, fraction: float, seed: int) -> NDArray[np.bool_]:
@@ -22,7 +24,7 @@ def stratified(labels: Indices, domains: Indices, fraction: float, seed: int) ->
     return test
 
 
-def evaluated_on(dataset: Dataset, split: Split, seed: int, share: float = 0.2) -> Dataset:
+def evaluated_on(dataset: Dataset, split: Split, seed: int, share: float = SHARE) -> Dataset:
     """Return `dataset` as it is evaluated on its "test" images, or on its "val" images without any test image.
 
     Where there are no official validation images, `seed` chooses a `share` of each class in each domain of the
@@ -40,11 +42,30 @@ def evaluated_on(dataset: Dataset, split: Split, seed: int, share: float = 0.2) 
     else:
         held_out = dataset.val if dataset.used is None else dataset.val & dataset.used
     if not held_out.any():
-        raise PromptFedError(
-            f'Data set "{dataset.name}" has too few training images to set some aside for validation; '
-            "evaluate on its test images."
-        )
+        raise _too_few(dataset)
     return replace(dataset, test=held_out, val=None, used=train | held_out)
+
+
+def validated(partition: Partition, dataset: Dataset, seed: int, share: float = SHARE) -> Partition:
+    """Return the partition with a `share` of each client's training images in place of its test images, class by class.
+
+    For one that itself says which images test: what it tests on is neither trained on nor looked at.
+    """
+    train, held_out = [], []
+    for rows in partition.train:
+        chosen = stratified(dataset.labels[rows], dataset.domains[rows], share, seed)
+        train.append(rows[~chosen])
+        held_out.append(rows[chosen])
+    if not any(map(len, held_out)):
+        raise _too_few(dataset)
+    return replace(partition, train=tuple(train), test=tuple(held_out))
+
+
+def _too_few(dataset: Dataset) -> PromptFedError:
+    return PromptFedError(
+        f'Data set "{dataset.name}" has too few training images to set some aside for validation; '
+        "evaluate on its test images."
+    )
 
 
 def fewer(data: Dataset, limit: int) -> Dataset:

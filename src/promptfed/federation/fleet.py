@@ -17,6 +17,7 @@ from promptfed.federation.store import Store
 from promptfed.method import Method, Task
 from promptfed.tree import Tree
 
+SHARED = 16  # test images that share what is drawn once for a batch, about as many as in training
 Download = Callable[[Tensor], Tree]
 Tick = Callable[[int], None]
 """Is told how many more clients have been trained."""
@@ -145,9 +146,11 @@ def _to(value: Tree, shards: Shards) -> Tree:
 
 def _test(method: Method, task: Task, params: Tree, data: ClientData) -> Tree:
     """Return what `method.evaluate` counts, summed over all batches, on the host."""
-    room = max(256, 4096 // len(data.rows)) if data.pool.x.is_cuda else 256
     training = task.backbone.draws()  # its dropout, which is off in testing
     data = replace(data, draws={name: draw for name, draw in data.draws.items() if name not in training})
+    room = max(256, 4096 // len(data.rows)) if data.pool.x.is_cuda else 256
+    if data.draws:  # neither the device nor those tested beside a client may decide what it draws
+        room = SHARED if any(draw.per == "batch" for draw in data.draws.values()) else 256
     batches = data.batches("test", size=min(room, max(len(rows) for rows in data.rows) or 1), ordered=True)
     with torch.no_grad():
         params = method.prepare(task, params)
