@@ -230,8 +230,17 @@ def test_out_is_not_empty(images: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("precious")
     found = mistake("local", *tiny(images), "--out", tmp_path / "out")
-    assert f"{tmp_path / 'out'} is not empty; go on with --resume" in found
+    assert f"{tmp_path / 'out'} is not empty; choose another --out." in found
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine.txt"]
+    (tmp_path / "out" / "recipe.toml").write_text("precious")
+    found = mistake("local", *tiny(images), "--out", tmp_path / "out")
+    assert f"go on with --resume {tmp_path / 'out'}, or choose another --out." in found
+
+
+def test_out_cannot_be_made(images: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("precious")
+    found = mistake("local", *tiny(images), "--out", tmp_path / "file" / "out")
+    assert f"The run folder {tmp_path / 'file' / 'out'} cannot be made: Not a directory; choose another" in found
 
 
 def test_out_is_a_file(images: Path, tmp_path: Path) -> None:

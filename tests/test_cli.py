@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -165,6 +166,50 @@ def test_run_a_sweep(images: Path, tmp_path: Path) -> None:
     done = promptfed("run", "local", *tiny(images, "rounds=1", "seed=[3,4]"), "--out", tmp_path / "sweep")
     assert done.code == 0
     assert sorted(path.name for path in (tmp_path / "sweep").iterdir()) == ["seed=3", "seed=4"]
+
+
+def test_a_sweep_goes_on_where_it_stopped(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["run", "local", *tiny(images, "rounds=1", "seed=[3,4,5]"), "--out", str(tmp_path / "a sweep")]
+    start, started = runner.start, list[str]()
+
+    def interrupted(recipe: config.Recipe, folder: Path) -> runner.Result:
+        started.append(folder.name)
+        if started == ["seed=3", "seed=4"]:
+            raise KeyboardInterrupt
+        return start(recipe, folder)
+
+    monkeypatch.setattr(runner, "start", interrupted)
+    done = promptfed(*words)
+    assert done.code == 130
+    assert "Stopped, 1 of 3 runs finished. Go on with: promptfed run local" in done.err
+    assert shlex.split(done.err.partition("promptfed ")[2]) == words
+    first = (tmp_path / "a sweep" / "seed=3" / "summary.json").stat().st_mtime_ns
+    (tmp_path / "a sweep" / "seed=3" / "report.html").unlink()
+    done = promptfed(*words)
+    assert done.code == 0
+    assert started == ["seed=3", "seed=4", "seed=4", "seed=5"]
+    assert (tmp_path / "a sweep" / "seed=3" / "summary.json").stat().st_mtime_ns == first
+    assert "local (n=3)" in promptfed("compare", tmp_path / "a sweep").out
+    found = promptfed("run", "--resume", tmp_path / "a sweep")
+    assert found.code == 2
+    assert f"holds several runs: resume one, such as {tmp_path / 'a sweep' / 'seed=3'}, or" in found.err
+
+
+def test_a_run_that_fails_does_not_stop_a_sweep(images: Path, tmp_path: Path) -> None:
+    words = tiny(images, "rounds=1", "method.lr=[1e30,0.01]")
+    done = promptfed("run", "fedavg", *words, "--out", tmp_path / "sweep")
+    assert done.code == 1
+    assert "fedavg" in done.out
+    assert f"{tmp_path / 'sweep' / 'method.lr=1e+30'} failed: Training diverged in round 1" in done.err
+    done = promptfed("run", "fedavg", *tiny(images, "method.lr=[1e30,1e31]"), "--out", tmp_path / "both")
+    assert done.code == 2
+    assert done.err.startswith("promptfed: Training diverged")
+
+
+def test_resuming_with_a_method_says_that_none_is_needed(folders: list[Path]) -> None:
+    done = promptfed("run", "fedavg", "--resume", folders[0], "method.lr=0.5")
+    assert done.code == 2
+    assert f"promptfed run --resume {folders[0]} alone takes the run's own recipe." in done.err
 
 
 def test_device_is_short_for_a_key(images: Path, tmp_path: Path) -> None:

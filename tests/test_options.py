@@ -123,3 +123,12 @@ def test_choice_names_the_nearest_or_all() -> None:
     assert str(choice("method", "fedavgg", ["fedavg", "local"])) == 'Unknown method "fedavgg"; did you mean "fedavg"?'
     assert str(choice("method", "zzz", ["b", "a"], "r.toml")) == 'Unknown method "zzz" in r.toml; valid: a, b.'
     assert str(choice("method", "zzz", [])) == 'Unknown method "zzz"; valid: none.'
+
+
+def test_what_is_right_already_makes_no_choice_near() -> None:
+    keys = ["partition.name", "partition.classes_per_client", "rounds"]
+    assert str(choice("key", "partition.nam", keys)) == 'Unknown key "partition.nam"; did you mean "partition.name"?'
+    assert str(choice("key", "partition.alpha", keys)).endswith(
+        "; valid: partition.classes_per_client, partition.name."
+    )
+    assert str(choice("key", "partitoin.name", keys)).endswith('did you mean "partition.name"?')

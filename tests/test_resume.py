@@ -303,6 +303,17 @@ def test_a_run_goes_on_with_another_interval_between_checkpoints(folder: Path) -
     assert (folder / "rounds.jsonl").read_text() == before
 
 
+@pytest.mark.parametrize("text", ["{", "[]", '{"accuracy": {}}', '{"accuracy": {"round": "last"}}'])
+def test_a_damaged_summary_is_a_sentence(text: str, folder: Path) -> None:
+    path = folder / "summary.json"
+    whole = path.read_text() if path.exists() else None
+    path.write_text(text)
+    assert f"{path} is damaged; remove it and resume the run" in refused(folder)
+    path.unlink()
+    assert resume(folder).code == 0
+    assert json.loads(path.read_text())["accuracy"] == json.loads(whole or path.read_text())["accuracy"]
+
+
 def test_a_sweep_cannot_be_resumed(folder: Path) -> None:
     assert "a sweep of 2 runs" in refused(folder, "rounds=[4,5]")
 

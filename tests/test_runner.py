@@ -283,6 +283,11 @@ def test_the_headline_is_the_model_a_client_deploys(images: Path, tmp_path: Path
     assert accuracy["per_client"] != accuracy["before"]["per_client"]
 
 
+def test_a_class_is_no_method_yet() -> None:
+    with pytest.raises(PromptFedError, match=r"^A method's object is run, not its class: give Averaged\(\)\.$"):
+        run(Averaged)  # type: ignore[arg-type]
+
+
 def test_a_sweep_is_not_one_run(images: Path, tmp_path: Path) -> None:
     with pytest.raises(PromptFedError, match="sweep of 2 runs"):
         run("fedavg", out=tmp_path / "run", overrides=(*tiny(images), "seed=[0,1]"))

@@ -216,7 +216,7 @@ def _read(source: str) -> tuple[Table, str]:
         kinds = {**methods(), **shipped}
         if ":" not in source and source.removesuffix(PROMPTED) not in kinds:
             raise choice("method or recipe", source, kinds)
-        return {"method": {"name": source}}, "the command line"
+        return {"method": {"name": source}}, f"what was given for {source}"
     try:
         return tomllib.loads(path.read_text(encoding="utf-8")), str(path)
     except OSError as error:

@@ -38,9 +38,15 @@ class Record:
         if folder.exists() and not folder.is_dir():
             raise PromptFedError(f"{folder} is a file, not a folder; choose another --out.")
         if folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
-            raise PromptFedError(f"{folder} is not empty; go on with --resume {folder}, or choose another --out.")
+            hint = f"go on with --resume {folder}, or " if (folder / "recipe.toml").is_file() else ""
+            raise PromptFedError(f"{folder} is not empty; {hint}choose another --out.")
         record = cls(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except (FileNotFoundError, NotADirectoryError, FileExistsError, PermissionError) as error:
+            raise PromptFedError(
+                f"The run folder {folder} cannot be made: {error.strerror}; choose another --out."
+            ) from error
         write_text(folder / "recipe.toml", recipe)  # from here on the run can be resumed
         record.checkpoint.mkdir()
         write_json(folder / "env.json", env)

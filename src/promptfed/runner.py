@@ -63,6 +63,8 @@ def run(
     Changes are recipe keys: `run("pfedpt", rounds=8, clients=6, method={"lr": 0.01})`. Without `out` the run folder is
     `runs/METHOD-DATASET-N`. With `resume` the run in that folder goes on where it stopped.
     """
+    if isinstance(source, type):
+        raise PromptFedError(f"A method's object is run, not its class: give {source.__name__}().")
     own = source if isinstance(source, Method) else None
     if isinstance(source, Recipe):
         if overrides or changes:
@@ -96,7 +98,8 @@ def single(found: list[Recipe]) -> Recipe:
     """Return the one recipe, or refuse a sweep."""
     if len(found) != 1:
         raise PromptFedError(
-            f"This recipe is a sweep of {len(found)} runs; only `promptfed run` without --resume takes a sweep."
+            f"This recipe is a sweep of {len(found)} runs; here every key takes one value. On the command line, "
+            "`promptfed run` without --resume takes a sweep."
         )
     return found[0]
 
@@ -164,7 +167,7 @@ def go_on(folder: Path, recipe: Recipe | None = None, method: Method | None = No
     if wanted.rounds < stored.rounds:
         raise PromptFedError(f"{folder} was asked for {stored.rounds} rounds; it can go on to more, not to fewer.")
     if not longer and (folder / "summary.json").exists():
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        summary = _read_summary(folder / "summary.json")
         record.read(summary["accuracy"]["round"])
         return Result(folder, record.rounds, summary)
     stored = replace(
@@ -178,6 +181,16 @@ def go_on(folder: Path, recipe: Recipe | None = None, method: Method | None = No
     if not (folder / "partition.json").exists():
         plan.partition.save(folder / "partition.json", plan.dataset)
     return _execute(plan, make_loop(plan, record))
+
+
+def _read_summary(path: Path) -> Line:
+    try:
+        summary: Line = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(summary["accuracy"]["round"], int):
+            raise ValueError("it names no round")
+    except (ValueError, KeyError, TypeError) as error:
+        raise PromptFedError(f"{path} is damaged; remove it and resume the run, which writes it anew.") from error
+    return summary
 
 
 def read_again(source: Path, recipe: Recipe, folder: Path) -> Result:

@@ -19,7 +19,7 @@ def test_drift_is_what_every_round_recorded(make_run: MakeRun) -> None:
     axes = drawn.picture.axes[0]
     assert axes.lines[0].get_ydata().tolist() == pytest.approx([0.1, 0.05, 0.1 / 3, 0.025])
     assert axes.get_ylim()[0] == 0
-    assert axes.get_legend() is None
+    assert not drawn.picture.legends
 
 
 def test_runs_are_told_apart_by_seed_setting_or_folder(make_run: MakeRun) -> None:
@@ -28,7 +28,17 @@ def test_runs_are_told_apart_by_seed_setting_or_folder(make_run: MakeRun) -> Non
     assert names == ["pfedpt, seed 0", "pfedpt, seed 1", "other", "pfedpt"]
     same = [make_run("e/x", rounds=3), make_run("f/x", rounds=3)]
     assert len(named(same)) == 2
-    assert drift(dirs, []).picture.axes[0].get_legend() is not None
+    assert drift(dirs, []).picture.legends
+
+
+def test_a_long_name_leaves_room_for_the_curves(make_run: MakeRun) -> None:
+    runs = [make_run("a", method="a" * 30 + " " + "e" * 60), make_run("b", method="o" * 70)]
+    picture = drift(runs, []).picture
+    picture.draw_without_rendering()
+    width, height = picture.get_size_inches()
+    place = picture.axes[0].get_position()
+    assert place.width * width > 5
+    assert place.height * height > 2.5
 
 
 def test_labels_are_the_partition(make_run: MakeRun) -> None:

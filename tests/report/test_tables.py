@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import promptfed.report
+from promptfed import guards
 from promptfed.errors import PromptFedError
-from promptfed.report import compare, headline, read_run
-from promptfed.report.tables import Table, human_bytes
+from promptfed.report import RunFolder, compare, headline, read_run, run_folders
+from promptfed.report.tables import GUARDS_OFF, Table, human_bytes
 
 MakeRun = Callable[..., Path]
 
@@ -103,6 +105,35 @@ def test_namesakes_are_told_apart_by_what_differs(make_run: MakeRun) -> None:
     table = compare(runs)
     assert column(table, "method") == ["pfedpt (lr=0.1)", "pfedpt (lr=0.5)", "pfedpt (lr=0.1)"]
     assert column(table, "partition") == ["dirichlet (alpha=0.3)", "dirichlet (alpha=0.3)", "dirichlet (alpha=9)"]
+
+
+def test_guards_are_told_only_where_they_are_on(make_run: MakeRun) -> None:
+    def guarded(name: str, **changes: Any) -> RunFolder:
+        folder = make_run(name)
+        if changes:
+            table = "".join(f"{key} = {json.dumps(value)}\n" for key, value in guards.filled(changes).items())
+            with (folder / "recipe.toml").open("a") as file:
+                file.write(f"\n[guards]\n{table}")
+        return read_run(folder)
+
+    bare, median = guarded("a"), guarded("b", robust="median")
+    little, much = (guarded(f"n{noise}", clip=1.0, noise=noise) for noise in (4.0, 8.0))
+    assert column(compare([bare, median]), "method") == ["pfedpt", "pfedpt (guards.robust=median)"]
+    assert column(compare([bare, little, much]), "method") == [
+        "pfedpt",
+        "pfedpt (guards.clip=1.0, guards.noise=4.0)",
+        "pfedpt (guards.clip=1.0, guards.noise=8.0)",
+    ]
+    assert column(compare([little, much]), "method") == ["pfedpt (guards.noise=4.0)", "pfedpt (guards.noise=8.0)"]
+    off = {f"guards.{key}": str(value) for key, value in asdict(guards.GuardOptions()).items()}
+    assert GUARDS_OFF.items() <= off.items()
+
+
+def test_runs_below_a_folder_are_meant_each_once(make_run: MakeRun, tmp_path: Path) -> None:
+    one, first, second = make_run("one"), make_run("sweep/seed=0"), make_run("sweep/seed=1", seed=1)
+    assert run_folders([one, tmp_path / "sweep", first]) == [one, first, second]
+    assert run_folders([tmp_path]) == [one, first, second]
+    assert run_folders([tmp_path / "none"]) == [tmp_path / "none"]  # for read_run to complain about
 
 
 def test_headline_counts_the_whole_run(make_run: MakeRun) -> None:

@@ -32,17 +32,22 @@ def compare(
     dirs: Dirs,
     form: Form = None,
 ) -> None:
-    """Print run folders as one table; runs that differ only in their seed become mean ± std."""
-    show_runs(dirs, form)
+    """Print run folders as one table; runs that differ only in their seed become mean ± std.
+
+    Of a folder that is no run, such as that of a sweep, all runs below it are meant: promptfed compare runs
+    """
+    from promptfed.report import run_folders
+
+    show_runs(run_folders(dirs), form)
 
 
 def report(
     dirs: Dirs, out: Annotated[Path | None, typer.Option(help="The HTML file; DIR/report.html if not given.")] = None
 ) -> None:
-    """Write one self-contained HTML page about one run or several."""
-    from promptfed.report import write_report
+    """Write one self-contained HTML page about one run or several; of a sweep's folder, about all runs below it."""
+    from promptfed.report import run_folders, write_report
 
-    typer.echo(write_report(dirs, out))
+    typer.echo(write_report(run_folders(dirs), out))
 
 
 def generate(

@@ -1,7 +1,8 @@
 """Commands that train: one run, the demo, a paper's table."""
 
 import re
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +14,7 @@ from promptfed.errors import PromptFedError
 from promptfed.terminal import complain, console, say, told
 
 if TYPE_CHECKING:
+    from promptfed.config import Recipe
     from promptfed.outcome import Outcome
     from promptfed.runner import Result
 
@@ -35,6 +37,8 @@ def run(
         promptfed run pfedpt rounds=8 clients=6 partition.name=dirichlet partition.alpha=0.3 seed=[0,1,2]
 
     A run that was stopped, by Ctrl-C or by anything worse, goes on with: promptfed run --resume DIR
+
+    A sweep goes on if its command is given again with the same --out: what is finished there is not run again.
     """
     from promptfed import config, runner
 
@@ -44,21 +48,36 @@ def run(
     if resume is not None:
         if out is not None:
             raise PromptFedError(f"--resume goes on in {resume}; leave out --out.")
+        _check_run(resume)
         recipe = runner.single(config.load(source or str(resume / "recipe.toml"), words)) if source or words else None
-        _guarded(resume, partial(runner.go_on, resume, recipe))
+        try:
+            _guarded(resume, partial(runner.go_on, resume, recipe))
+        except PromptFedError as error:
+            hint = f" promptfed run --resume {resume} alone takes the run's own recipe." if source else ""
+            raise PromptFedError(f"{error}{hint}") from error
         return
     if source is None:
         raise PromptFedError("Nothing to run: name a recipe or a method, for example promptfed run pfedpt.")
     recipes = config.load(source, words)
     folders = runner.sweep_folders(recipes, out)
-    for recipe, folder in zip(recipes, folders, strict=True):
-        _guarded(folder, partial(runner.start, recipe, folder), show=len(recipes) == 1)
-    if len(recipes) > 1:
-        show_runs(folders, Format.terminal)
+    if len(recipes) == 1:
+        _guarded(folders[0], partial(runner.start, recipes[0], folders[0]))
+    else:
+        command = shlex.join(["promptfed", "run", source, *words, "--out", str(folders[0].parent)])
+        _sweep(dict(zip(folders, recipes, strict=True)), command)
 
 
-def _guarded(folder: Path, work: "Callable[[], Result]", show: bool = True) -> None:
-    """Run `work`; on Ctrl-C say how to go on."""
+def _check_run(folder: Path) -> None:
+    """Refuse to resume a folder of several runs."""
+    if not (folder / "recipe.toml").is_file() and (below := sorted(folder.glob("*/recipe.toml"))):
+        raise PromptFedError(
+            f"{folder} holds several runs: resume one, such as {below[0].parent}, or give the sweep's own command "
+            f"again with --out {folder}."
+        )
+
+
+def _guarded(folder: Path, work: "Callable[[], Result]") -> None:
+    """Run `work` and show what came out; on Ctrl-C say how to go on."""
     try:
         result = work()
     except KeyboardInterrupt:
@@ -68,9 +87,37 @@ def _guarded(folder: Path, work: "Callable[[], Result]", show: bool = True) -> N
         if not (folder / "recipe.toml").is_file():
             raise
         raise PromptFedError(f"{told(error)} Go on with promptfed run --resume {folder}.") from error
-    if show:
-        show_runs([result.folder], Format.terminal)
-        say(f"Run folder {result.folder}, report {result.folder / 'report.html'}")
+    show_runs([result.folder], Format.terminal)
+    say(f"Run folder {result.folder}, report {result.folder / 'report.html'}")
+
+
+def _sweep(runs: "Mapping[Path, Recipe]", command: str) -> None:
+    """Run what is left of a sweep and show all that is finished; a run that fails does not stop the others."""
+    from promptfed import runner
+
+    finished: list[Path] = []
+    failed: dict[Path, PromptFedError] = {}
+    for folder, recipe in runs.items():
+        try:
+            if (folder / "recipe.toml").is_file():
+                runner.go_on(folder, recipe)
+            else:
+                runner.start(recipe, folder)
+            finished.append(folder)
+        except KeyboardInterrupt:
+            complain(f"Stopped, {len(finished)} of {len(runs)} runs finished. Go on with: {command}")
+            raise typer.Exit(130) from None
+        except OSError as error:
+            raise PromptFedError(f"{told(error)} Go on with {command}") from error
+        except PromptFedError as error:
+            failed[folder] = error
+    if not finished:
+        raise next(iter(failed.values()))
+    show_runs(finished, Format.terminal)
+    for folder, reason in failed.items():
+        complain(f"{folder} failed: {reason}")
+    if failed:
+        raise typer.Exit(1)
 
 
 def demo(

@@ -66,9 +66,8 @@ def _part(arrays: Arrays, end: str, domains: bool, path: Path) -> tuple[Images, 
     images, labels = _images(arrays, f"x{end}", path), _indices(arrays, f"y{end}", path)
     places = _indices(arrays, f"domain{end}", path) if domains else labels * 0
     if not len(images) == len(labels) == len(places):
-        raise PromptFedError(
-            f"x{end} in {path} has {len(images)} images, but there are {len(labels)} labels and {len(places)} domains."
-        )
+        also = f" and {len(places)} domains" if domains else ""
+        raise PromptFedError(f"x{end} in {path} has {len(images)} images, but there are {len(labels)} labels{also}.")
     return images, labels, places
 
 

@@ -1,6 +1,6 @@
 """Figures one asks for, drawn with matplotlib: from arrays to a picture that can be saved as PNG, SVG or PDF."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -75,9 +75,10 @@ def save(drawing: Drawing, kind: str, out: Path) -> None:
 
 def lines(curves: Mapping[str, Sequence[tuple[float, float]]], across: str, up: str) -> Picture:
     """Draw one curve per name; a curve starts at zero, since it is compared with nothing."""
-    picture = blank(6.4, 3.6)
+    names, columns, height = _legend(curves)
+    picture = blank(6.4, 3.6 + height)
     axes = picture.add_subplot()
-    for number, (label, points) in enumerate(curves.items()):
+    for number, (label, points) in enumerate(zip(names, curves.values(), strict=True)):
         xs, ys = zip(*points, strict=True)
         dotted = "o-" if len(points) == 1 else "-"
         axes.plot(xs, ys, dotted, color=COLOURS[number % len(COLOURS)], label=label)
@@ -87,7 +88,7 @@ def lines(curves: Mapping[str, Sequence[tuple[float, float]]], across: str, up: 
     axes.xaxis.get_major_locator().set_params(integer=True)
     _tidy(axes)
     if len(curves) > 1:
-        axes.legend(frameon=False)
+        picture.legend(frameon=False, loc="outside upper left", ncols=columns, fontsize=9)
     return picture
 
 
@@ -96,9 +97,8 @@ def spreads(curves: Mapping[str, Sequence[tuple[float, float, float]]], across: 
 
     The axis does not start at zero: such curves are close together, far above it.
     """
-    names = [fill(name, MOST_LETTERS) for name in curves]
-    columns = 1 if max(map(len, names)) > MOST_LETTERS // 3 else min(len(names), MOST_ACROSS)
-    picture = blank(6.4, 3.6 + 0.2 * (len(names) / columns + sum(name.count("\n") for name in names)))
+    names, columns, height = _legend(curves)
+    picture = blank(6.4, 3.6 + height)
     axes = picture.add_subplot()
     for number, (name, points) in enumerate(zip(names, curves.values(), strict=True)):
         xs, ys, bars = zip(*points, strict=True)
@@ -116,6 +116,13 @@ def spreads(curves: Mapping[str, Sequence[tuple[float, float, float]]], across: 
     _tidy(axes)
     picture.legend(frameon=False, loc="outside upper left", ncols=columns, fontsize=9)
     return picture
+
+
+def _legend(names: Iterable[str]) -> tuple[list[str], int, float]:
+    """Return names broken into lines for a legend above the axes, its columns and its height."""
+    broken = [fill(name, MOST_LETTERS) for name in names]
+    columns = 1 if max(map(len, broken)) > MOST_LETTERS // 3 else min(len(broken), MOST_ACROSS)
+    return broken, columns, 0.2 * (len(broken) / columns + sum(name.count("\n") for name in broken))
 
 
 def heat_maps(panels: Mapping[str, NDArray[Any]], rows: Sequence[str], columns: Sequence[str], across: str) -> Picture:
@@ -179,10 +186,11 @@ def bars(
     series: Mapping[str, Sequence[float]], columns: Sequence[str], across: str, up: str, levels: Mapping[str, float]
 ) -> Picture:
     """Draw a group of bars per column, one of each series, and the level it is to be compared with as a dotted line."""
-    picture = blank(min(12.0, max(5.0, 1.5 + 0.35 * len(columns) * max(1, len(series) / 2))), 3.6)
+    names, abreast, height = _legend(series)
+    picture = blank(min(12.0, max(6.4, 1.5 + 0.35 * len(columns) * max(1, len(series) / 2))), 3.6 + height)
     axes = picture.add_subplot()
     places, width = np.arange(len(columns)), 0.8 / len(series)
-    for number, (label, values) in enumerate(series.items()):
+    for number, (label, values) in enumerate(zip(names, series.values(), strict=True)):
         colour = COLOURS[number % len(COLOURS)]
         axes.bar(places + (number + 0.5) * width - 0.4, values, width, color=colour, label=label)
     for level in dict.fromkeys(round(value, 6) for value in levels.values()):
@@ -192,7 +200,7 @@ def bars(
     axes.set_ylabel(up)
     axes.set_ylim(0, 1)
     _tidy(axes)
-    axes.legend(frameon=False, ncols=len(series), loc="lower left", bbox_to_anchor=(0.0, 1.0))
+    picture.legend(frameon=False, loc="outside upper left", ncols=abreast, fontsize=9)
     return picture
 
 

@@ -101,6 +101,15 @@ class RunFolder:
         return self.traffic.up_bytes / max(1, self.contacts)
 
 
+def run_folders(paths: Sequence[Path]) -> list[Path]:
+    """Return the run folders that are meant, each once: those given, and all that lie below a folder that is none."""
+    found: dict[Path, Path] = {}
+    for path in paths:
+        below = [] if (path / "recipe.toml").is_file() else sorted(one.parent for one in path.rglob("rounds.jsonl"))
+        found |= {one.resolve(): one for one in below or [path] if one.resolve() not in found}
+    return list(found.values())
+
+
 def read_run(path: Path | str) -> RunFolder:
     """Read the run folder at `path`, finished or not."""
     folder = Path(path)

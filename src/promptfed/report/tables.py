@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 # Keys that a table shows anyway, or that make no difference to what was run.
 _SHOWN = {"seed", "clients", "rounds"}
 _OWN_TABLES = ("data", "partition", "backbone")
+# a run without [guards] is one whose guards are all off, and what else they are set to means nothing there
+GUARDS_OFF = {"guards.robust": "mean", "guards.clip": "0.0", "guards.noise": "0.0", "guards.secure": "False"}
 
 
 @dataclass(frozen=True)
@@ -232,15 +234,21 @@ def flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 def _named(names: Sequence[str], runs: Sequence[RunFolder], part: str) -> list[str]:
     """Add to each name the settings of its part of the recipe in which it differs from its namesakes."""
-    recipes = [flat(run.recipe) for run in runs]
+    recipes = [GUARDS_OFF | flat(run.recipe) for run in runs]
     texts = []
     for name, recipe in zip(names, recipes, strict=True):
         namesakes = [other for same, other in zip(names, recipes, strict=True) if same == name]
         keys = sorted({key for other in namesakes for key in other if _belongs(key, part)})
-        odd = [key for key in keys if len({other.get(key) for other in namesakes}) > 1]
-        told = ", ".join(f"{key.removeprefix(part + '.')}={recipe[key]}" for key in odd[:3] if key in recipe)
+        odd = [key for key in keys if _differs(key, namesakes) and recipe.get(key) != GUARDS_OFF.get(key)]
+        told = ", ".join(f"{key.removeprefix(part + '.')}={recipe[key]}" for key in odd[:3])
         texts.append(f"{name} ({told})" if told else name)
     return texts
+
+
+def _differs(key: str, recipes: Sequence[Mapping[str, str]]) -> bool:
+    """Whether a key tells recipes apart; what only guards that are on are set to, does so among those alone."""
+    values = {recipe.get(key) for recipe in recipes}
+    return len(values - {None} if key.startswith("guards.") else values) > 1
 
 
 def _belongs(key: str, part: str) -> bool:
