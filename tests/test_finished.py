@@ -6,15 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
+import torch
 
 from inverted_runs import classified
 from promptfed.backbones.painter import Painter
+from promptfed.config import Recipe
 from promptfed.errors import PromptFedError
-from promptfed.finished import inverted, open_run
+from promptfed.finished import Words, inverted, open_run
 from promptfed.method import Method, Task
 from promptfed.runner import go_on
 from stopped_runs import same
@@ -87,17 +88,16 @@ class Word(Method):
     inverts: ClassVar[bool] = True
 
 
-def opened(method: Method) -> Any:
-    """Return of a finished run what is asked about its word."""
+def opened(method: Method) -> Words:
+    """Return the words of a run."""
     task = Task(Painter((3, 8, 8), 2), ("no", "yes"), 1)
-    plan = SimpleNamespace(recipe=SimpleNamespace(method={"name": method.name}))
-    return SimpleNamespace(folder="here", loop=SimpleNamespace(method=method), plan=plan, task=task)
+    return Words(Path("here"), Recipe(method={"name": method.name}), method, task, torch.device("cpu"), 1)
 
 
 def test_a_method_declares_that_it_learns_a_word() -> None:
     run = opened(Word())
     method, model = inverted(run)
-    assert method is run.loop.method
+    assert isinstance(method, Word)
     assert model is run.task.backbone
     sentence = r"^here is a run of plain, which learns no word; relic, fedti and their kind do\.$"
     with pytest.raises(PromptFedError, match=sentence):

@@ -1,5 +1,6 @@
 """Pictures from a run's word: whose word it is, that starts do not depend on it, and the grid."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from PIL import Image
 from inverted_runs import SIDE, classified, inverted, painted, painting
 from promptfed.backbones.painter import Painter
 from promptfed.errors import PromptFedError
-from promptfed.finished import Finished, open_run
+from promptfed.finished import Finished, open_run, open_words
 from promptfed.generate import Brush, generate, global_word, grid, save_picture, spoken, starts
 from promptfed.runner import read_again
 from test_cli import promptfed
@@ -61,7 +62,40 @@ def test_a_run_that_is_read_again_keeps_the_words_of_its_rounds(relic: Finished,
     read_again(relic.folder, relic.plan.recipe, tmp_path / "read")
     again = open_run(tmp_path / "read")
     for finished in (1, 2):
-        torch.testing.assert_close(again.word(finished), relic.word(finished), rtol=0, atol=0)
+        torch.testing.assert_close(again.words.word(finished), relic.words.word(finished), rtol=0, atol=0)
+
+
+def test_the_servers_words_need_neither_images_nor_clients(relic: Finished, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(relic.folder, folder)
+    recipe = folder / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace("colours.npz", "gone.npz"))
+    shutil.rmtree(folder / "checkpoint")
+    (folder / "partition.json").unlink()
+    (folder / "federation.json").write_text("{}")  # as where sites have trained
+    words = open_words(folder)
+    assert global_word(words).equal(relic.loop.server["word"])
+    for after in (0, 1, 2):
+        assert global_word(words, after).equal(global_word(relic, after))
+    here, there = (generate(run, Brush(count=2), tmp_path / "grid.png") for run in (words, relic))
+    # a painter's pictures are as large as the images, which are not there
+    torch.testing.assert_close(here["global"].mean((-1, -2)), there["global"].mean((-1, -2)))
+    for asked in ({"client": 1}, {"kind": "client"}):
+        with pytest.raises(PromptFedError, match="only the server's words are open"):
+            generate(words, Brush(count=1), tmp_path / "grid.png", **asked)
+    assert promptfed("export", folder, "--out", tmp_path / "word.safetensors").code == 0
+    assert promptfed("generate", folder, "--count", 1, "--out", tmp_path / "one.png").code == 0
+    done = promptfed("generate", folder, "--client", 1, "--out", tmp_path / "one.png")
+    assert "is the coordinator's side of a run over sites: it has neither images nor" in done.err
+    (folder / "summary.json").unlink()
+    assert f"go on with promptfed sites run --resume {folder}." in promptfed("generate", folder).err
+    assert f"go on with promptfed sites run --resume {folder}." in promptfed("run", "--resume", folder).err
+
+
+def test_a_word_sees_nothing_in_an_image(relic: Finished, tmp_path: Path) -> None:
+    done = promptfed("predict", relic.folder, tmp_path / "photo.png", "--client", 0)
+    assert done.code == 2
+    assert "is a run of relic, which learns a word and no classes; use promptfed generate." in done.err
 
 
 def test_a_clients_word_is_made_its_own_by_its_branches(relic: Finished, tmp_path: Path) -> None:

@@ -10,19 +10,21 @@ from safetensors.torch import save
 from torch import Tensor
 
 from promptfed.errors import PromptFedError
-from promptfed.finished import Finished
-from promptfed.generate import PROMPT, client_word, global_word
+from promptfed.finished import Finished, Words
+from promptfed.generate import PROMPT, client_word, global_word, whole
 
 NAME = "learned_embeds.safetensors"
 
 
-def export_word(run: Finished, out: Path, *, token: str, client: int | None = None, prompt: str = PROMPT) -> Tensor:
+def export_word(
+    run: Finished | Words, out: Path, *, token: str, client: int | None = None, prompt: str = PROMPT
+) -> Tensor:
     """Write the global word, or a client's own as it is in `prompt`, under `token`; return it [v, W]."""
     if token.split() != [token]:
         raise PromptFedError(f'"{token}" cannot be a token: it must be one word without spaces, such as <clematis>.')
     if out.suffix != ".safetensors":
         raise PromptFedError(f"{out} must end in .safetensors, by which other programs know the format.")
-    word = global_word(run) if client is None else client_word(run, client, prompt)
+    word = global_word(run) if client is None else client_word(whole(run), client, prompt)
     word = word.detach().float().cpu().contiguous()
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(save({token: word}, metadata={"format": "pt"}))

@@ -5,19 +5,44 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from promptfed import config, planning, runner, tree
+from promptfed.config import Recipe
+from promptfed.data.dataset import Dataset
 from promptfed.errors import PromptFedError
 from promptfed.federation.fleet import Stacked
 from promptfed.federation.loop import Loop, rng_for
 from promptfed.federation.store import read_tree
-from promptfed.method import Inversion, Task, TextToImage, text_to_image
+from promptfed.method import Inversion, Method, Task, TextToImage, text_to_image
 from promptfed.planning import Plan
 from promptfed.progress import bar
 from promptfed.record import Record
 from promptfed.tree import Tree
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words that a run's server has had: all that it takes to draw them, wherever the run's images are."""
+
+    folder: Path
+    recipe: Recipe
+    method: Method
+    task: Task
+    device: torch.device
+    rounds: int
+
+    def word(self, finished: int) -> Tensor:
+        """Return the server's word [v, W] as it was after so many rounds; after 0 it is the one the run began with."""
+        if finished == 0:
+            server = self.method.init_server(self.task, rng_for(self.recipe.seed, "server"))
+            return server["word"].to(self.device)
+        path = Record(self.folder).words / f"{finished:06d}.safetensors"
+        if not path.is_file():
+            raise PromptFedError(f"{self.folder} has words of rounds 0 … {self.rounds}, not of round {finished}.")
+        return read_tree(path)["word"].to(self.device)
 
 
 @dataclass(frozen=True)
@@ -33,32 +58,36 @@ class Finished:
         """Return the task as the method saw it in training."""
         return self.loop.task
 
+    @property
+    def words(self) -> Words:
+        """Return the words of its server."""
+        loop = self.loop
+        return Words(self.folder, self.plan.recipe, loop.method, self.task, loop.device, loop.finished)
+
     def own(self, client: int) -> tuple[Tree, Tree]:
         """Return what a client receives from the server now, and its personal tree."""
         check_client(self, client)
         down = tree.row(self.loop.method.download(self.task, self.loop.server, torch.tensor([client])), 0)
         return down, tree.to(self.loop.store.get(client), self.loop.device)
 
-    def word(self, finished: int) -> Tensor:
-        """Return the server's word [v, W] as it was after so many rounds; after 0 it is the one the run began with."""
-        if finished == 0:
-            server = self.loop.method.init_server(self.task, rng_for(self.loop.settings.seed, "server"))
-            return server["word"].to(self.loop.device)
-        path = self.loop.record.words / f"{finished:06d}.safetensors"
-        if not path.is_file():
-            known = f"0 … {self.loop.finished}"
-            raise PromptFedError(f"{self.folder} has words of rounds {known}, not of round {finished}.")
-        return read_tree(path)["word"].to(self.loop.device)
+
+def open_words(folder: Path, device: str = "") -> Words:
+    """Open the words of the finished run in `folder`; neither its images nor its clients' own trees are needed."""
+    recipe = _finished_recipe(folder, device)
+    method, where = config.build_method(recipe), planning.pick_device(device or recipe.device)
+    _check_inverts(folder, method, recipe)
+    side = int(recipe.data.get("size") or 0) or 32  # of no matter: the model draws pictures of its own size
+    task = planning.make_task(recipe, _nothing(side), where)
+    return Words(folder, recipe, method, task, where, runner.read_summary(folder / "summary.json")["accuracy"]["round"])
 
 
 def open_run(folder: Path, device: str = "") -> Finished:
     """Open the finished run in `folder`, on the recipe's device unless another is given; nothing is written there."""
-    if not (folder / "recipe.toml").is_file():
-        raise PromptFedError(f"{folder} holds no run: recipe.toml is missing.")
-    if not (folder / "summary.json").is_file():
-        raise PromptFedError(f"{folder} is not finished; go on with promptfed run --resume {folder}.")
-    recipe = runner.single(config.load(str(folder / "recipe.toml")))
-    config.check_device(device or recipe.device)
+    recipe = _finished_recipe(folder, device)
+    if (folder / "federation.json").is_file():
+        raise PromptFedError(
+            f"{folder} is the coordinator's side of a run over sites: it has neither images nor their own models."
+        )
     plan = planning.prepare(replace(recipe, device=device or recipe.device), None, folder / "partition.json")
     record = Record(folder)
     state = record.state(recipe.hash, plan.partition.hash)
@@ -67,6 +96,25 @@ def open_run(folder: Path, device: str = "") -> Finished:
     loop = planning.make_loop(plan, record)
     loop.restore(state, rewind=False)
     return Finished(folder, plan, loop)
+
+
+def _finished_recipe(folder: Path, device: str) -> Recipe:
+    """Return the recipe of the finished run in `folder`, or say what is missing."""
+    if not (folder / "recipe.toml").is_file():
+        raise PromptFedError(f"{folder} holds no run: recipe.toml is missing.")
+    if not (folder / "summary.json").is_file():
+        command = "promptfed sites run" if (folder / "federation.json").is_file() else "promptfed run"
+        raise PromptFedError(f"{folder} is not finished; go on with {command} --resume {folder}.")
+    recipe = runner.single(config.load(str(folder / "recipe.toml")))
+    config.check_device(device or recipe.device)
+    return recipe
+
+
+def _nothing(side: int) -> Dataset:
+    """Return a data set without an image in it."""
+    none = np.zeros(0, np.int64)
+    images = np.zeros((0, side, side, 3), np.uint8)
+    return Dataset("nothing", images, none, none.astype(bool), ("thing", "other"), none, ("nowhere",))
 
 
 def check_client(run: Finished, client: int) -> None:
@@ -92,10 +140,14 @@ def once_more(loop: Loop, clients: Sequence[int], *, keep: bool = False) -> Iter
             advance(len(some))
 
 
-def inverted(run: Finished) -> tuple[Inversion, TextToImage]:
+def inverted(run: Finished | Words) -> tuple[Inversion, TextToImage]:
     """Return the method and the model of a run that learned a word, or say that it did not."""
-    method = run.loop.method
+    words = run.words if isinstance(run, Finished) else run
+    _check_inverts(words.folder, words.method, words.recipe)
+    return cast(Inversion, words.method), text_to_image(words.task)
+
+
+def _check_inverts(folder: Path, method: Method, recipe: Recipe) -> None:
     if not method.inverts:
-        name = run.plan.recipe.method["name"]
-        raise PromptFedError(f"{run.folder} is a run of {name}, which learns no word; relic, fedti and their kind do.")
-    return cast(Inversion, method), text_to_image(run.task)
+        name = recipe.method["name"]
+        raise PromptFedError(f"{folder} is a run of {name}, which learns no word; relic, fedti and their kind do.")

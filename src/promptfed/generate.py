@@ -13,7 +13,7 @@ from torch import Tensor
 
 from promptfed import keys
 from promptfed.errors import PromptFedError
-from promptfed.finished import Finished, inverted
+from promptfed.finished import Finished, Words, inverted
 from promptfed.method import TextToImage
 from promptfed.progress import Advance, bar
 from promptfed.tree import Tree
@@ -44,12 +44,21 @@ class Brush:
 # -- words ------------------------------------------------------------------------------------------------------------
 
 
-def global_word(run: Finished, after: int | None = None) -> Tensor:
+def global_word(run: Finished | Words, after: int | None = None) -> Tensor:
     """Return u [v, W], which the server has, or had after so many rounds."""
     method, _ = inverted(run)
     if not method.shared:
         raise PromptFedError(f"In {run.folder} every client has a word of its own and the server none; add --client 0.")
-    return run.loop.server["word"] if after is None else run.word(after)
+    if isinstance(run, Words):
+        return run.word(run.rounds if after is None else after)
+    return run.loop.server["word"] if after is None else run.words.word(after)
+
+
+def whole(run: Finished | Words) -> Finished:
+    """Return the run if it is open with all its clients, or say that it is not."""
+    if isinstance(run, Words):
+        raise PromptFedError(f"Of {run.folder} only the server's words are open; a client's own need the whole run.")
+    return run
 
 
 def client_word(run: Finished, client: int, prompt: str) -> Tensor:
@@ -75,14 +84,14 @@ def starts(model: TextToImage, brush: Brush, device: torch.device) -> Tensor:
     return keys.normal(salts, model.latent_shape)
 
 
-def draw(run: Finished, word: Tensor, brush: Brush, advance: Advance | None = None) -> Tensor:
+def draw(run: Finished | Words, word: Tensor, brush: Brush, advance: Advance | None = None) -> Tensor:
     """Return pictures [count, 3, H, W] in −1 … 1 of a word [v, W] in the brush's prompt, on the host."""
     _, model = inverted(run)
-    first = torch.zeros(1, dtype=torch.long, device=run.loop.device)
+    first = torch.zeros(1, dtype=torch.long, device=word.device)
     with torch.no_grad():
         states, _ = model.encode([brush.prompt], first, word[None])
         drawn = []
-        for some in starts(model, brush, run.loop.device).split(ON_GPU if run.loop.device.type == "cuda" else AT_ONCE):
+        for some in starts(model, brush, word.device).split(ON_GPU if word.is_cuda else AT_ONCE):
             found = model.sample(states.expand(len(some), -1, -1), some, steps=brush.steps, guidance=brush.guidance)
             drawn.append(found.cpu())
             if advance is not None:
@@ -90,14 +99,14 @@ def draw(run: Finished, word: Tensor, brush: Brush, advance: Advance | None = No
     return torch.cat(drawn)
 
 
-def draw_all(run: Finished, words: Mapping[str, Tensor], brush: Brush) -> dict[str, Tensor]:
+def draw_all(run: Finished | Words, words: Mapping[str, Tensor], brush: Brush) -> dict[str, Tensor]:
     """Return the pictures of every word by its name, with a progress bar: drawing is slow."""
     with bar("pictures", len(words) * brush.count) as advance:
         return {name: draw(run, word, brush, advance) for name, word in words.items()}
 
 
 def generate(
-    run: Finished,
+    run: Finished | Words,
     brush: Brush,
     out: Path,
     *,
@@ -119,8 +128,9 @@ def generate(
     if rounds:
         words = {f"global after round {number}": global_word(run, number) for number in rounds}
     elif client is not None:
-        words = {f"client {client}": client_word(run, client, brush.prompt)}
+        words = {f"client {client}": client_word(whole(run), client, brush.prompt)}
     elif kind == "client":
+        run = whole(run)
         everyone = run.loop.everyone.tolist()
         words = {f"client {number}": client_word(run, number, brush.prompt) for number in everyone}
     else:

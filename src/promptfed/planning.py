@@ -121,7 +121,7 @@ def make_loop(plan: Plan, record: Record) -> Loop:
     groups = _groups(recipe, shards, guarded)
     settings = Settings(
         recipe.seed,
-        _affordable(recipe, guarded, groups),
+        affordable(recipe, guarded, groups),
         recipe.per_round,
         recipe.newcomers,
         recipe.join_rounds,
@@ -158,7 +158,7 @@ def _groups(recipe: Recipe, shards: Shards, guarded: Guards) -> tuple[int, ...]:
     return groups
 
 
-def _affordable(recipe: Recipe, guarded: Guards, groups: tuple[int, ...]) -> int:
+def affordable(recipe: Recipe, guarded: Guards, groups: tuple[int, ...] = ()) -> int:
     """Return how many of the recipe's rounds its privacy budget allows; who takes part is known beforehand."""
     accountant, founders = guarded.accountant, recipe.clients - recipe.newcomers
     if accountant is None or not accountant.budget:

@@ -86,13 +86,16 @@ def load(source: Path, client: int | None = None, device: str = "auto") -> Model
     """Return the model at `source`: model.safetensors, the folder of a site's run, or a client's in a simulated run."""
     config.check_device(device)
     if not source.exists():
-        raise PromptFedError(f"There is no model {source}.")
+        near = sorted(source.parent.glob(f"{source.name}-*"))
+        hint = f'; did you mean "{near[0]}"?' if near else "."
+        raise PromptFedError(f"There is no model {source}{hint}")
     folder = source if source.is_dir() else source.parent
     if source.is_file() and source.name != MODEL:
         raise PromptFedError(f"{source} is no model: give {MODEL}, or the folder of a run.")
     if (folder / "federation.json").is_file():
         raise PromptFedError(f"{folder} is the coordinator's side of a run; every model is at its site.")
     if (folder / "recipe.toml").is_file():
+        _check_sees(folder, single(config.load(str(folder / "recipe.toml"))))
         return _of_client(open_run(folder, device), client)
     if not (folder / MODEL).is_file():
         started = any((folder / name).exists() for name in ("versions", "once.safetensors"))
@@ -103,9 +106,20 @@ def load(source: Path, client: int | None = None, device: str = "auto") -> Model
     return _of_site(folder, device)
 
 
+def _check_sees(folder: Path, recipe: Recipe) -> None:
+    """Refuse a run whose method knows no classes."""
+    method = config.build_method(recipe)
+    if method.inverts:
+        name = recipe.method["name"]
+        raise PromptFedError(
+            f"{folder} is a run of {name}, which learns a word and no classes; use promptfed generate."
+        )
+
+
 def _of_site(folder: Path, device: str) -> Model:
     about = _about(folder / ABOUT)
     recipe = single(config.expand(tomllib.loads(about["recipe"]), (), str(folder / ABOUT)))
+    _check_sees(folder, recipe)
     place = pick_device(device)
     (height, width), classes = about["shape"], tuple(about["classes"])
     task = make_task(recipe, _dataset(np.zeros((1, height, width, 3), np.uint8), classes), place)

@@ -331,5 +331,5 @@ def _clients(run: Finished, features: Features, clients: Sequence[int], brush: B
 
 def _before(run: Finished, judge: Judge, wish: Wish) -> list[Line]:
     """Measure the global word as it was at first and on the way, without the last round's."""
-    words = {str(number): run.word(number) for number in range(0, run.loop.finished, wish.every)}
+    words = {str(number): run.words.word(number) for number in range(0, run.loop.finished, wish.every)}
     return [{"round": int(name), **judge(drawn)} for name, drawn in draw_all(run, words, wish.brush).items()]

@@ -157,6 +157,8 @@ def start(recipe: Recipe, folder: Path, method: Method | None = None) -> Result:
 def go_on(folder: Path, recipe: Recipe | None = None, method: Method | None = None) -> Result:
     """Resume the run in `folder`; a recipe given with it must be the run's own, but may ask for more rounds."""
     record = Record.reopen(folder)
+    if (folder / "federation.json").is_file():
+        raise PromptFedError(f"{folder} is a run over sites; go on with promptfed sites run --resume {folder}.")
     stored = single(config.load(str(folder / "recipe.toml")))
     wanted = stored if recipe is None else recipe
     if wanted.hash != stored.hash:
@@ -167,7 +169,7 @@ def go_on(folder: Path, recipe: Recipe | None = None, method: Method | None = No
     if wanted.rounds < stored.rounds:
         raise PromptFedError(f"{folder} was asked for {stored.rounds} rounds; it can go on to more, not to fewer.")
     if not longer and (folder / "summary.json").exists():
-        summary = _read_summary(folder / "summary.json")
+        summary = read_summary(folder / "summary.json")
         record.read(summary["accuracy"]["round"])
         return Result(folder, record.rounds, summary)
     stored = replace(
@@ -183,7 +185,8 @@ def go_on(folder: Path, recipe: Recipe | None = None, method: Method | None = No
     return _execute(plan, make_loop(plan, record))
 
 
-def _read_summary(path: Path) -> Line:
+def read_summary(path: Path) -> Line:
+    """Return a finished run's summary.json."""
     try:
         summary: Line = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(summary["accuracy"]["round"], int):

@@ -294,6 +294,13 @@ def test_a_robust_rule_must_hold_for_as_few_as_a_round_may_have(tmp_path: Path) 
         assert not (tmp_path / "run").exists()
 
 
+def test_a_budget_that_no_newcomer_can_keep_is_told_before_anyone_is_asked(tmp_path: Path) -> None:
+    words = ("newcomers=1", "guards.clip=1.0", "guards.noise=4.0", "guards.budget=3.0", "guards.entropy=system")
+    with pytest.raises(PromptFedError, match=r"guards\.budget=3 allows newcomers \d rounds; lower join_rounds"):
+        coordinator.create(tmp_path / "run", recipe("fedavg", *words), Federation(NAMES))
+    assert not (tmp_path / "run").exists()
+
+
 def test_noise_the_coordinator_could_work_out_is_refused_on_both_sides(tmp_path: Path) -> None:
     keyed = recipe("fedavg", "guards.clip=1.0", "guards.noise=1.0")
     with pytest.raises(PromptFedError, match=r"set guards\.entropy=system"):

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from promptfed.errors import PromptFedError
-from promptfed.sites.cli import app, told
+from promptfed.sites.cli import _accuracy, app, told
 
 LINE = {
     "round": 3,
@@ -64,6 +64,27 @@ def test_status_without_a_server(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["status", "--federation", str(tmp_path)])
     assert result.stdout == "server: down\na: unknown\nb: unknown\n"
     assert CliRunner().invoke(app, ["stop", "--federation", str(tmp_path)]).stdout == "The server is not running.\n"
+
+
+def test_status_says_why_a_run_has_stopped(tmp_path: Path) -> None:
+    (tmp_path / "fed.toml").write_text('sites = ["a", "b"]')
+    for name in ("failed.json", "failed-told.json"):
+        run = tmp_path / "runs" / name
+        run.mkdir(parents=True)
+        (run / "recipe.toml").touch()
+        (run / name).write_text('{"reason": "The run cannot begin."}')
+    (tmp_path / "runs" / "killed").mkdir()
+    (tmp_path / "runs" / "killed" / "recipe.toml").touch()
+    lines = CliRunner().invoke(app, ["status", "--federation", str(tmp_path)]).stdout.replace("\n", " ")
+    assert lines.count("0 rounds, stopped: The run cannot begin.") == 2
+    assert lines.rstrip().endswith("killed: 0 rounds, stopped")
+
+
+def test_accuracy_is_told_with_what_was_received() -> None:
+    assert _accuracy({"mean": 0.5, "before": {"mean": 0.5}}) == "Accuracy 50.0 %"
+    assert _accuracy({"mean": None}) == "Accuracy unknown"
+    told = _accuracy({"mean": 0.7195, "before": {"mean": 0.6935}})
+    assert told == "Accuracy 72.0 % after the method's own adaptation, 69.3 % as received"
 
 
 def test_a_round_is_told_in_one_line() -> None:

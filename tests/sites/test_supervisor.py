@@ -65,6 +65,32 @@ def test_a_port_that_is_taken_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
     supervisor._require_free((port,))
 
 
+def test_nothing_begins_while_another_keeps_the_party_up(tmp_path: Path) -> None:
+    begun: list[str] = []
+    with (
+        supervisor._alone(tmp_path / "pid"),
+        pytest.raises(PromptFedError, match=r"^It is running already, see .*pid\.$"),
+    ):
+        supervisor.keep_up(tmp_path, tmp_path / "log", tmp_path / "pid", {}, print, begin=lambda: begun.append("now"))
+    assert begun == []
+
+
+def test_a_strangers_certificate_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "LOOK_SECONDS", 0.0)
+    log, said = tmp_path / "site.log", list[str]()
+    log.write_text("certificate verify failed, yesterday\n")
+    look = supervisor._stranger(log, said.append)
+    look()
+    assert said == []
+    for _ in range(2):
+        with log.open("a") as file:
+            file.write("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate\n")
+        look()
+    assert said == [
+        f"The server's certificate is none that this kit trusts: ask the coordinator for a new kit ({log})."
+    ]
+
+
 def test_a_keeper_ends_what_an_earlier_one_has_left(
     tmp_path: Path, started: list[Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,12 +72,12 @@ def generate(
 
     The n-th picture starts from the same latents whatever the run, the client and the prompt.
     """
-    from promptfed.finished import open_run
+    from promptfed.finished import open_run, open_words
     from promptfed.generate import Brush
     from promptfed.generate import generate as draw
 
     brush = Brush(prompt, count, seed, steps, guidance)
-    run = open_run(folder, device)
+    run = open_words(folder, device) if client is None and kind is not WordKind.CLIENT else open_run(folder, device)
     rows = draw(run, brush, out, kind=kind.value if kind else None, client=client, rounds=after or ())
     say(f"{out}: {count} pictures of {', '.join(rows)}")
 
@@ -94,9 +94,10 @@ def export(
 ) -> None:
     """Write the word of a finished run as a file that diffusers' load_textual_inversion and web interfaces load."""
     from promptfed.export import export_word
-    from promptfed.finished import open_run
+    from promptfed.finished import open_run, open_words
 
-    word = export_word(open_run(folder, device), out, token=token, client=client, prompt=prompt)
+    run = open_words(folder, device) if client is None else open_run(folder, device)
+    word = export_word(run, out, token=token, client=client, prompt=prompt)
     say(f"{out}: {token} has {len(word)} × {word.shape[-1]} numbers.")
 
 

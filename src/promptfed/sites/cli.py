@@ -1,5 +1,6 @@
 """`promptfed sites`: a federation of real machines, from its kits to its runs."""
 
+import json
 import os
 import signal
 import time
@@ -81,15 +82,19 @@ def join(
     place.mkdir(parents=True, exist_ok=True)
     place.chmod(0o700)  # personal trees and models lie there
     kits.furnish(unpacked, place)
-    if terms is not None:
-        write_text(place / FILE, terms.read_text(encoding="utf-8"))
-    if (place / FILE).exists():
-        read_terms(place / FILE)  # those of an earlier join stay in force
-        say(f"Recipes beyond the terms in {place / FILE} are refused.")
-    say(f"{kits.site_name(unpacked)}: {len(found):,} images of {len(found.classes)} classes; Ctrl-C leaves.")
+
+    def begin() -> None:
+        if terms is not None:
+            write_text(place / FILE, terms.read_text(encoding="utf-8"))
+        if (place / FILE).exists():
+            read_terms(place / FILE)  # those of an earlier join stay in force
+            say(f"Recipes beyond the terms in {place / FILE} are refused.")
+        images = f"{len(found):,} images of {len(found.classes)} classes"
+        say(f"{kits.site_name(unpacked)}: {images}; its log is {place / 'site.log'}. Ctrl-C leaves.")
+
     given = {frames.DATA: _absolute(data), frames.HOME: str(place), frames.DEVICE: device}
     environment = kits.parent_environment(**given)
-    supervisor.keep_up(unpacked, place / "site.log", place / "site.pid", environment, say)
+    supervisor.keep_up(unpacked, place / "site.log", place / "site.pid", environment, say, begin=begin)
     say("Left.")
 
 
@@ -136,8 +141,16 @@ def run(
     except KeyboardInterrupt:
         say(f"The run goes on without this window; look again with: promptfed sites run --resume {resume}")
         raise typer.Exit(130) from None
-    mean = summary["accuracy"]["mean"]
-    say(f"Accuracy {'unknown' if mean is None else f'{100 * mean:.1f} %'}; run folder {resume}.")
+    say(f"{_accuracy(summary['accuracy'])}; run folder {resume}.")
+
+
+def _accuracy(scores: dict[str, Any]) -> str:
+    """Return a finished run's accuracy in words; rounds tell of the models as received."""
+    mean, before = scores["mean"], (scores.get("before") or scores)["mean"]
+    if mean is None:
+        return "Accuracy unknown"
+    adapted = f" after the method's own adaptation, {100 * before:.1f} % as received" if before != mean else ""
+    return f"Accuracy {100 * mean:.1f} %{adapted}"
 
 
 def _recipe(source: str, words: list[str], sites: int) -> "Recipe":
@@ -186,8 +199,16 @@ def status(home: Home = HERE) -> None:
         count = len(rounds.read_text(encoding="utf-8").splitlines()) if rounds.exists() else 0
         finished = (folder.parent / "summary.json").exists()
         working = supervisor.running(folder.parent / LOCK) is not None
-        state = "finished" if finished else "at work" if working else "stopped"
+        state = "finished" if finished else "at work" if working else f"stopped{_why(folder.parent)}"
         say(f"{folder.parent}: {count} rounds, {state}")
+
+
+def _why(folder: Path) -> str:
+    """Return why a run has stopped, if it failed."""
+    from promptfed.sites.settings import FAILED, TOLD
+
+    path = next((path for path in (folder / FAILED, folder / TOLD) if path.exists()), None)
+    return "" if path is None else f": {json.loads(path.read_text(encoding='utf-8'))['reason']}"
 
 
 @app.command()

@@ -27,7 +27,7 @@ from promptfed.guards import Guards
 from promptfed.guards.guard import Handed
 from promptfed.guards.secure import SecureSum
 from promptfed.options import make
-from promptfed.planning import pick_device
+from promptfed.planning import affordable, pick_device
 from promptfed.record import LOCK, Line, Record
 from promptfed.report import write_report
 from promptfed.runner import environment
@@ -112,6 +112,9 @@ def create(folder: Path, recipe: Recipe, federation: Federation) -> None:
     present = min(federation.needed, recipe.per_round or recipe.clients - recipe.newcomers)
     if recipe.guards.get("robust", "mean") != "mean":  # its rule must hold for as few as a round may have
         guards.check(recipe.guards, config.build_method(recipe), min(present, recipe.newcomers or present))
+    founders = recipe.clients - recipe.newcomers
+    drawn = recipe.per_round or founders
+    affordable(recipe, guards.build(recipe.guards, config.build_method(recipe), recipe.seed, founders, drawn))
     Record.create(folder, config.dump(recipe), environment(pick_device("cpu")))
     known = {"sites": federation.sites, "newcomers": recipe.newcomers, "run": f"{folder.name}-{secrets.token_hex(4)}"}
     write_json(folder / "federation.json", known)

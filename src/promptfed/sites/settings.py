@@ -10,6 +10,7 @@ from promptfed.errors import PromptFedError, choice
 from promptfed.options import Count, Positive, Whole
 
 FAILED = "failed.json"  # in a run folder: why the run cannot go on, if it cannot
+TOLD = "failed-told.json"  # the same, once a person has been told; the run may be tried again
 
 
 @dataclass(frozen=True)

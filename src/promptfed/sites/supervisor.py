@@ -5,6 +5,7 @@ import fcntl
 import io
 import json
 import logging
+import math
 import os
 import shutil
 import signal
@@ -21,7 +22,7 @@ from promptfed.errors import PromptFedError
 from promptfed.files import write_json
 from promptfed.record import LOCK
 from promptfed.sites import kits
-from promptfed.sites.settings import FAILED, Federation, read_federation
+from promptfed.sites.settings import FAILED, TOLD, Federation, read_federation
 
 RESTART_SECONDS = 1.0
 WATCH_SECONDS = 0.5
@@ -29,6 +30,8 @@ PRESENCE_SECONDS = 3.0  # between two looks at who is connected and at work
 START_SECONDS = 120.0  # in which a submitted job must have begun
 FRUITLESS = 5  # jobs in a row that may end without a finished round
 END_SECONDS = 8.0  # a parent process gets to end by itself
+LOOK_SECONDS = 1.0  # between two looks into a party's log
+STRANGER = b"certificate verify failed"
 FREE_SECONDS = 3.0  # a process that was just ended gets to let go of its port
 
 Say = Callable[[str], None]
@@ -38,16 +41,24 @@ Say = Callable[[str], None]
 
 
 def keep_up(
-    kit: Path, log: Path, pid_file: Path, environment: Mapping[str, str], say: Say, ports: Sequence[int] = ()
+    kit: Path,
+    log: Path,
+    pid_file: Path,
+    environment: Mapping[str, str],
+    say: Say,
+    ports: Sequence[int] = (),
+    begin: Callable[[], None] = lambda: None,
 ) -> None:
     """Run the party's parent process until Ctrl-C or a termination signal; start it again whenever it dies.
 
-    If it is to listen on `ports`, they must be free at the start.
+    If it is to listen on `ports`, they must be free at the start. `begin` is called once nobody else keeps it up.
     """
     pid_file.parent.mkdir(parents=True, exist_ok=True)
     with _alone(pid_file), _terminated() as stopping, log.open("ab") as out:
+        begin()
         _end_jobs(kit, 0.0)  # what an earlier keeper has left running, if it was killed: no party may be there twice
         _require_free(ports)
+        look = _stranger(log, say)
         while not stopping:
             process = subprocess.Popen(
                 kits.parent_command(kit),
@@ -59,6 +70,7 @@ def keep_up(
             )
             try:
                 while process.poll() is None and not stopping:
+                    look()
                     time.sleep(0.1)
             finally:
                 _end_group(process)
@@ -66,6 +78,26 @@ def keep_up(
             if not stopping:
                 say(f"The process ended with code {process.returncode}; it is started again.")
                 _wait(RESTART_SECONDS, stopping)
+
+
+def _stranger(log: Path, say: Say) -> Callable[[], None]:
+    """Return what looks into the log now and then, and says once that the other side's certificate is a stranger's."""
+    read, due = log.stat().st_size, 0.0
+
+    def look() -> None:
+        nonlocal read, due
+        if time.monotonic() < due:
+            return
+        due = time.monotonic() + LOOK_SECONDS
+        with log.open("rb") as file:
+            file.seek(read)
+            found = file.read()
+        read += len(found)
+        if STRANGER in found.lower():
+            due = math.inf
+            say(f"The server's certificate is none that this kit trusts: ask the coordinator for a new kit ({log}).")
+
+    return look
 
 
 def _require_free(ports: Sequence[int]) -> None:
@@ -289,7 +321,7 @@ class Supervisor:
         failed, summary = self.folder / FAILED, self.folder / "summary.json"
         if failed.exists():
             reason = json.loads(failed.read_text(encoding="utf-8"))["reason"]
-            failed.unlink()
+            failed.replace(self.folder / TOLD)
             raise PromptFedError(reason)
         if summary.exists():
             found: dict[str, Any] = json.loads(summary.read_text(encoding="utf-8"))
@@ -318,6 +350,7 @@ class Supervisor:
                 told = True
             time.sleep(WATCH_SECONDS)
         self._forget_job()
+        (self.folder / TOLD).unlink(missing_ok=True)
         job = self.session.command(lambda session: session.submit_job(str(self._job_folder())))
         write_json(self.folder / "job.json", {"job": job})
         ends = time.monotonic() + START_SECONDS
