@@ -27,7 +27,7 @@ from promptfed.sites.settings import FAILED, TOLD, Federation, read_federation
 RESTART_SECONDS = 1.0
 WATCH_SECONDS = 0.5
 PRESENCE_SECONDS = 3.0  # between two looks at who is connected and at work
-START_SECONDS = 120.0  # in which a submitted job must have begun
+START_SECONDS = 40.0  # in which a submitted job must have begun; twice, three times as long for those after it
 FRUITLESS = 5  # jobs in a row that may end without a finished round
 END_SECONDS = 8.0  # a parent process gets to end by itself
 LOOK_SECONDS = 1.0  # between two looks into a party's log
@@ -306,7 +306,7 @@ class Supervisor:
                     return found
                 before = self._lines
                 if not self._at_work():
-                    self._submit()
+                    self._submit(START_SECONDS * (1 + fruitless))
                 self._watch()
                 self.show()
                 fruitless = 0 if self._lines > before else fruitless + 1
@@ -341,8 +341,8 @@ class Supervisor:
         """Return the process that conducts the run, if one does."""
         return running(self.folder / LOCK)
 
-    def _submit(self) -> None:
-        """Wait until enough sites are there, then submit the next job and wait until it has begun."""
+    def _submit(self, seconds: float) -> None:
+        """Wait until enough sites are there, then submit the next job and give it so long to begin."""
         told = False
         while missing := self._missing():
             if not told:
@@ -353,7 +353,7 @@ class Supervisor:
         (self.folder / TOLD).unlink(missing_ok=True)
         job = self.session.command(lambda session: session.submit_job(str(self._job_folder())))
         write_json(self.folder / "job.json", {"job": job})
-        ends = time.monotonic() + START_SECONDS
+        ends = time.monotonic() + seconds
         while time.monotonic() < ends and not self._at_work() and not self._over():
             time.sleep(0.1)
 
