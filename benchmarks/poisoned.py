@@ -70,7 +70,7 @@ def poisoned_loop(words: Sequence[str], poisoned: int, factor: float, folder: Pa
     rule = {key: value for key, value in recipe.partition.items() if key != "name"}
     partition = make_partition(recipe.partition["name"], rule, dataset, recipe.clients, recipe.seed)
     device = planning.pick_device(recipe.device)
-    task = planning.make_task(recipe, dataset, device)
+    task = planning.make_task(recipe, dataset.sides, dataset.classes, device)
     plan = planning.Plan(recipe, method, dataset, partition, task, device)
     return planning.make_loop(plan, Record.create(folder, config.dump(recipe), {}))
 

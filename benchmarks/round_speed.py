@@ -40,7 +40,7 @@ def loop_of(words: list[str], name: str, data: Dataset, folder: Path) -> Loop:
     recipe = config.load(name, words)[0]
     partition = make_partition("iid", {}, data, recipe.clients, 0)
     device = planning.pick_device(recipe.device)
-    task = planning.make_task(recipe, data, device)
+    task = planning.make_task(recipe, data.sides, data.classes, device)
     plan = planning.Plan(recipe, config.build_method(recipe), data, partition, task, device)
     return planning.make_loop(plan, Record.create(folder, config.dump(recipe), {}))
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from promptfed import config, local, planning, runner, tree
+from promptfed import config, local, runner, tree
 from promptfed.config import Recipe
 from promptfed.data.npz import read_npz
 from promptfed.data.shares import Partition
@@ -84,32 +84,34 @@ def go(method: str, images: Path, out: Path, *more: str) -> Result:
 # -- its bars -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fleet", ["one-by-one", "stacked"])
-def test_bars_move_with_every_client(fleet: str, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    moved: dict[str, list[float]] = {}
+@pytest.fixture
+def bars(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, float], list[float]]:
+    """Return how far each bar was moved at every call, by its name and length."""
+    moved: dict[tuple[str, float], list[float]] = {}
 
     @contextmanager
     def record(what: str, total: float) -> Iterator[Callable[..., None]]:
-        assert (what, total) in {("test_runner:Averaged", 2), ("last tests", 8)}
-        yield lambda amount, note=None: moved.setdefault(what, []).append(round(amount, 6))
+        steps = moved.setdefault((what, total), [])
+        yield lambda amount, note=None: steps.append(round(amount, 6))
 
     monkeypatch.setattr(runner, "bar", record)
+    return moved
+
+
+@pytest.mark.parametrize("fleet", ["one-by-one", "stacked"])
+def test_bars_move_with_every_client(
+    fleet: str, images: Path, tmp_path: Path, bars: dict[tuple[str, float], list[float]]
+) -> None:
     words = tiny(images, "rounds=2", "per_round=2", f"fleet.name={fleet}", "fleet.width=1")
     run(Averaged(), out=tmp_path / "run", overrides=tuple(word for word in words if "epochs" not in word))
-    assert list(moved.values()) == [[0, 0.5, 0.5, 0, 0.5, 0.5, 0], [1] * 8]
+    assert bars == {("test_runner:Averaged", 2): [0, 0.5, 0.5, 0, 0.5, 0.5, 0], ("last tests", 8): [1] * 8}
 
 
-def test_no_bar_where_nobody_trains_any_more(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-
-    @contextmanager
-    def record(what: str, total: float) -> Iterator[Callable[..., None]]:
-        seen.append((what, total))
-        yield lambda amount, note=None: None
-
-    monkeypatch.setattr(runner, "bar", record)
+def test_no_bar_where_nobody_trains_any_more(
+    images: Path, tmp_path: Path, bars: dict[tuple[str, float], list[float]]
+) -> None:
     go("fedavg", images, tmp_path / "run", "evaluate.after=false")
-    assert seen == [("fedavg", 3)]
+    assert list(bars) == [("fedavg", 3)]
 
 
 # -- the folder ---------------------------------------------------------------------------------------------------
@@ -401,28 +403,3 @@ def test_stacked_and_one_by_one_agree(images: Path, tmp_path: Path) -> None:
     )
     assert [line["loss"] for line in one.rounds] == pytest.approx([line["loss"] for line in many.rounds], rel=1e-4)
     assert [line["images"] for line in one.rounds] == [line["images"] for line in many.rounds]
-
-
-@pytest.mark.parametrize("name", ["pfllib-iid", "pfllib-pathological", "pfllib-dirichlet", "dirichlet"])
-def test_validation_trains_and_scores_no_image_that_the_final_run_tests_on(
-    name: str, images: Path, tmp_path: Path
-) -> None:
-    words = tiny(images, f"partition.name={name}", *(["partition.classes_per_client=2"] if "patho" in name else []))
-    final, choice = (
-        planning.prepare(config.load("fedavg", [*words, f"evaluate.split={split}"])[0], None, None).partition
-        for split in ("test", "val")
-    )
-    tested = set(np.concatenate(final.test).tolist())
-    assert tested
-    assert not tested & set(np.concatenate([*choice.train, *choice.test]).tolist())
-    done = run("fedavg", out=tmp_path / "run", overrides=(*words, "evaluate.split=val", "rounds=1"))
-    again = run("fedavg", resume=done.folder, overrides=(*words, "evaluate.split=val", "rounds=2"))
-    assert [line["round"] for line in again.rounds] == [1, 2]
-    (recipe,) = config.load(str(done.folder / "recipe.toml"))
-    assert planning.prepare(recipe, None, done.folder / "partition.json").partition.hash == choice.hash
-
-
-def test_a_device_is_picked() -> None:
-    assert planning.pick_device("cpu").type == "cpu"
-    (recipe,) = config.load("fedavg", ["device=cpu"])
-    assert replace(recipe, device="auto").hash == recipe.hash

@@ -11,11 +11,12 @@ class PromptFedError(Exception):
 def choice(what: str, given: str, valid: Iterable[str], where: str = "") -> PromptFedError:
     """Return the error for a name that is none of `valid`: what, where, and the nearest valid choice."""
     options = sorted(valid)
-    # what stands before the last dot or slash is right already, and would make anything behind it look alike
+    # what stands before the last dot or slash, if that is right, would make anything behind it look alike
     start = given[: max(given.rfind("."), given.rfind("/")) + 1]
-    near = {option.removeprefix(start): option for option in options if option.startswith(start)}
-    close = [near[one] for one in get_close_matches(given.removeprefix(start), near, n=1, cutoff=0.5)]
-    close = close or get_close_matches(given, [] if near and start else options, n=1, cutoff=0.5)
-    hint = f'did you mean "{close[0]}"?' if close else f"valid: {', '.join(near.values() or options) or 'none'}."
+    known = [option for option in options if option.startswith(start)]
+    start = start if known else ""
+    near = {option.removeprefix(start): option for option in known or options}
+    close = get_close_matches(given.removeprefix(start), near, n=1, cutoff=0.5)
+    hint = f'did you mean "{near[close[0]]}"?' if close else f"valid: {', '.join(near.values()) or 'none'}."
     place = f" in {where}" if where else ""
     return PromptFedError(f'Unknown {what} "{given}"{place}; {hint}')

@@ -5,13 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from promptfed import config, planning, runner, tree
 from promptfed.config import Recipe
-from promptfed.data.dataset import Dataset
 from promptfed.errors import PromptFedError
 from promptfed.federation.fleet import Stacked
 from promptfed.federation.loop import Loop, rng_for
@@ -19,8 +17,10 @@ from promptfed.federation.store import read_tree
 from promptfed.method import Inversion, Method, Task, TextToImage, text_to_image
 from promptfed.planning import Plan
 from promptfed.progress import bar
-from promptfed.record import Record
+from promptfed.record import Record, over_sites
 from promptfed.tree import Tree
+
+UNKNOWN = (32, 32)  # images that are not there; a model draws pictures of its own size
 
 
 @dataclass(frozen=True)
@@ -76,15 +76,14 @@ def open_words(folder: Path, device: str = "") -> Words:
     recipe = _finished_recipe(folder, device)
     method, where = config.build_method(recipe), planning.pick_device(device or recipe.device)
     _check_inverts(folder, method, recipe)
-    side = int(recipe.data.get("size") or 0) or 32  # of no matter: the model draws pictures of its own size
-    task = planning.make_task(recipe, _nothing(side), where)
+    task = planning.make_task(recipe, UNKNOWN, ("thing", "other"), where)
     return Words(folder, recipe, method, task, where, runner.read_summary(folder / "summary.json")["accuracy"]["round"])
 
 
 def open_run(folder: Path, device: str = "") -> Finished:
     """Open the finished run in `folder`, on the recipe's device unless another is given; nothing is written there."""
     recipe = _finished_recipe(folder, device)
-    if (folder / "federation.json").is_file():
+    if over_sites(folder):
         raise PromptFedError(
             f"{folder} is the coordinator's side of a run over sites: it has neither images nor their own models."
         )
@@ -103,18 +102,11 @@ def _finished_recipe(folder: Path, device: str) -> Recipe:
     if not (folder / "recipe.toml").is_file():
         raise PromptFedError(f"{folder} holds no run: recipe.toml is missing.")
     if not (folder / "summary.json").is_file():
-        command = "promptfed sites run" if (folder / "federation.json").is_file() else "promptfed run"
+        command = "promptfed sites run" if over_sites(folder) else "promptfed run"
         raise PromptFedError(f"{folder} is not finished; go on with {command} --resume {folder}.")
     recipe = runner.single(config.load(str(folder / "recipe.toml")))
     config.check_device(device or recipe.device)
     return recipe
-
-
-def _nothing(side: int) -> Dataset:
-    """Return a data set without an image in it."""
-    none = np.zeros(0, np.int64)
-    images = np.zeros((0, side, side, 3), np.uint8)
-    return Dataset("nothing", images, none, none.astype(bool), ("thing", "other"), none, ("nowhere",))
 
 
 def check_client(run: Finished, client: int) -> None:

@@ -57,7 +57,7 @@ def prepare(recipe: Recipe, method: Method | None, saved: Path | None) -> Plan:
     if pooled and split == "val" and not again:
         partition = validated(partition, dataset, recipe.seed)
     device = pick_device(recipe.device)
-    task = make_task(recipe, dataset, device)
+    task = make_task(recipe, dataset.sides, dataset.classes, device)
     _check_size(recipe, task)
     if task.backbone.statistics is not None:
         mean, std = task.backbone.statistics
@@ -83,16 +83,15 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def make_task(recipe: Recipe, dataset: Dataset, device: torch.device) -> Task:
-    """Return what is being learned: the recipe's backbone for this data set's images and classes."""
+def make_task(recipe: Recipe, sides: tuple[int, int], classes: tuple[str, ...], device: torch.device) -> Task:
+    """Return what is being learned: the recipe's backbone for images of this height and width, and these classes."""
     given = dict(recipe.backbone)
     kind = BACKBONES[str(given.pop("name"))]
-    height, width = dataset.images.shape[1:3]
-    fixed: dict[str, object] = {"shape": (3, height, width), "classes": len(dataset.classes)}
+    fixed: dict[str, object] = {"shape": (3, *sides), "classes": len(classes)}
     if "names" in options.hints(kind):  # a text tower reads the classes' names
-        fixed["names"] = dataset.classes
+        fixed["names"] = classes
     backbone: Any = options.make(kind, given, "backbone", fixed)
-    return Task(backbone.to(device), dataset.classes, recipe.clients - recipe.newcomers)
+    return Task(backbone.to(device), classes, recipe.clients - recipe.newcomers)
 
 
 def make_loop(plan: Plan, record: Record) -> Loop:

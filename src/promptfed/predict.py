@@ -28,6 +28,7 @@ from promptfed.files import write_json
 from promptfed.finished import Finished, check_client, open_run
 from promptfed.method import Method, Task
 from promptfed.planning import make_task, pick_device
+from promptfed.record import over_sites
 from promptfed.runner import single
 from promptfed.tree import Tree
 
@@ -72,7 +73,7 @@ def write_model(
         "format": FORMAT,
         "round": finished,
         "classes": dataset.classes,
-        "shape": dataset.images.shape[1:3],
+        "shape": dataset.sides,
         "mean": dataset.mean,
         "std": dataset.std,
         "facts": {name: value.tolist() for name, value in facts.items()},
@@ -92,7 +93,7 @@ def load(source: Path, client: int | None = None, device: str = "auto") -> Model
     folder = source if source.is_dir() else source.parent
     if source.is_file() and source.name != MODEL:
         raise PromptFedError(f"{source} is no model: give {MODEL}, or the folder of a run.")
-    if (folder / "federation.json").is_file():
+    if over_sites(folder):
         raise PromptFedError(f"{folder} is the coordinator's side of a run; every model is at its site.")
     if (folder / "recipe.toml").is_file():
         _check_sees(folder, single(config.load(str(folder / "recipe.toml"))))
@@ -122,7 +123,7 @@ def _of_site(folder: Path, device: str) -> Model:
     _check_sees(folder, recipe)
     place = pick_device(device)
     (height, width), classes = about["shape"], tuple(about["classes"])
-    task = make_task(recipe, _dataset(np.zeros((1, height, width, 3), np.uint8), classes), place)
+    task = make_task(recipe, (height, width), classes, place)
     return Model(
         method=config.build_method(recipe),
         task=task,
@@ -166,12 +167,11 @@ def _of_client(run: Finished, client: int | None) -> Model:
         down, personal = run.own(client)
         data = loop.shards.data([client], loop.settings.total, stacked=False)
         params = loop.method.adapt(run.task, down, personal, data)
-    height, width = dataset.images.shape[1:3]
     return Model(
         method=loop.method,
         task=run.plan.task,
         params=params,
-        shape=(height, width),
+        shape=dataset.sides,
         mean=dataset.mean,
         std=dataset.std,
         facts=tree.row(loop.shards.facts([client]), 0),

@@ -20,7 +20,13 @@ from promptfed.files import write_json, write_text
 
 Line = dict[str, Any]
 FORMAT = 1
+FEDERATION = "federation.json"  # only where sites train: who they are
 LOCK = ".lock"  # held by the process that is at work in the folder
+
+
+def over_sites(folder: Path) -> bool:
+    """Say whether a run folder is the coordinator's side of a run over sites."""
+    return (folder / FEDERATION).is_file()
 
 
 class Record:

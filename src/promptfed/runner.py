@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
@@ -30,8 +30,8 @@ from promptfed.files import write_json, write_text
 from promptfed.guards.accountant import Accountant
 from promptfed.method import Method
 from promptfed.planning import Plan, make_loop, prepare
-from promptfed.progress import Advance, bar
-from promptfed.record import Line, Record
+from promptfed.progress import bar
+from promptfed.record import Line, Record, over_sites
 from promptfed.report import compare, read_run, write_report
 
 PICTURES = 64  # clients whose prompts are drawn
@@ -136,12 +136,14 @@ def demo(seed: int, out: Path) -> list[Path]:
     for name in ("local", "fedavg", "pfedpt"):
         folder = out / f"{name}-seed{seed}"
         recipe = single(config.load(f"demo/{name}", [f"seed={seed}"]))
-        if (folder / "recipe.toml").exists():
-            go_on(folder, recipe)
-        else:
-            start(recipe, folder)
+        start_or_go_on(recipe, folder)
         folders.append(folder)
     return folders
+
+
+def start_or_go_on(recipe: Recipe, folder: Path) -> Result:
+    """Go on with the run in `folder`, if there is one, or start it."""
+    return go_on(folder, recipe) if (folder / "recipe.toml").is_file() else start(recipe, folder)
 
 
 def start(recipe: Recipe, folder: Path, method: Method | None = None) -> Result:
@@ -157,7 +159,7 @@ def start(recipe: Recipe, folder: Path, method: Method | None = None) -> Result:
 def go_on(folder: Path, recipe: Recipe | None = None, method: Method | None = None) -> Result:
     """Resume the run in `folder`; a recipe given with it must be the run's own, but may ask for more rounds."""
     record = Record.reopen(folder)
-    if (folder / "federation.json").is_file():
+    if over_sites(folder):
         raise PromptFedError(f"{folder} is a run over sites; go on with promptfed sites run --resume {folder}.")
     stored = single(config.load(str(folder / "recipe.toml")))
     wanted = stored if recipe is None else recipe
@@ -289,7 +291,8 @@ def _complete(plan: Plan, loop: Loop) -> Result:
         _go_back(loop, recipe, plan.partition)
         with bar(f"{recipe.method['name']}", loop.settings.total) as advance:
             advance(loop.finished)
-            loop.run(lambda: loop.save(recipe.hash, plan.partition.hash), _watched(loop, advance))
+            _tell(loop, lambda more, of: advance(more / of))
+            loop.run(lambda: loop.save(recipe.hash, plan.partition.hash), lambda line: advance(0, _note(line)))
         about = {
             "method": recipe.method["name"],
             "dataset": recipe.data["name"],
@@ -313,32 +316,13 @@ def _complete(plan: Plan, loop: Loop) -> Result:
     return Result(record.folder, record.rounds, summary)
 
 
-def _watched(loop: Loop, advance: Advance) -> Callable[[Line], None]:
-    """Let a bar of rounds move with every client that is trained; return what a finished round is told to."""
-    told = 0.0
-
-    def trained(count: int) -> None:
-        nonlocal told
-        share = count / len(loop.participants(loop.finished))
-        told += share
-        advance(share)
-
-    def finished(line: Line) -> None:
-        nonlocal told
-        advance(1 - told, _note(line))
-        told = 0.0
-
-    _tell(loop, trained)
-    return finished
-
-
 def _last_tests(loop: Loop) -> tuple[Score | None, Score | None]:
     """Return the scores of the final state after the method's own adaptation, and after one more local training."""
     trainings = len(loop.everyone) * (loop.method.adapts + loop.settings.after)
     if not trainings:
         return None, None
     with bar("last tests", trainings) as advance:
-        _tell(loop, advance)
+        _tell(loop, lambda more, of: advance(more))
         return loop.adapted(), loop.after()
 
 

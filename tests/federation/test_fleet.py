@@ -70,7 +70,7 @@ def make(
         fleet={"name": fleet, "width": width, "precision": "fp32"},
     )
     cpu = torch.device("cpu")
-    plan = Plan(recipe, method, data, partition, make_task(recipe, data, cpu), cpu)
+    plan = Plan(recipe, method, data, partition, make_task(recipe, data.sides, data.classes, cpu), cpu)
     return make_loop(plan, Record.create(folder, "", {}))
 
 

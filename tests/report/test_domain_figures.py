@@ -11,7 +11,7 @@ from PIL import Image
 from promptfed.report import read_run
 from promptfed.report.domains import draw, read_domains
 from promptfed.report.figure import Figure
-from promptfed.report.tables import group_runs
+from promptfed.report.groups import group_runs
 
 MakeRun = Callable[..., Path]
 

@@ -10,8 +10,9 @@ from test_page import read
 
 from promptfed.report import read_run, write_report
 from promptfed.report.figure import Figure
+from promptfed.report.groups import group_runs
 from promptfed.report.measured import draw_audit, draw_quality, sentences, words
-from promptfed.report.tables import Table, group_runs
+from promptfed.report.tables import Table
 
 MakeRun = Callable[..., Path]
 Content = dict[str, Any]

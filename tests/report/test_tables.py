@@ -6,7 +6,6 @@ import io
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import promptfed.report
-from promptfed import guards
 from promptfed.errors import PromptFedError
-from promptfed.report import RunFolder, compare, headline, read_run, run_folders
-from promptfed.report.tables import GUARDS_OFF, Table, human_bytes
+from promptfed.report import compare, headline, read_run
+from promptfed.report.tables import Table, human_bytes
 
 MakeRun = Callable[..., Path]
 
@@ -61,11 +59,6 @@ def test_seeds_are_pooled_with_the_sample_deviation(make_run: MakeRun) -> None:
     assert column(table, "best") == ["81.50 ± 2.00 @ 6"]
 
 
-def test_the_same_seed_twice_is_not_a_second_seed(make_run: MakeRun) -> None:
-    table = compare([read_run(make_run("a")), read_run(make_run("b"))])
-    assert column(table, "method") == ["pfedpt [a]", "pfedpt [b]"]
-
-
 def test_an_unfinished_seed_is_not_pooled_and_not_best(make_run: MakeRun) -> None:
     runs = [
         read_run(make_run("a", level=0.7)),
@@ -98,42 +91,6 @@ def test_settings_appear_when_they_differ_and_each_has_its_own_best(make_run: Ma
     assert [one.title for one in table.columns][:3] == ["method", "data set", "clients"]
     assert column(table, "data set") == ["fashion-shops", "fashion-shops", "office", "office"]
     assert bold(table, "mean") == [True, False, True, False]
-
-
-def test_namesakes_are_told_apart_by_what_differs(make_run: MakeRun) -> None:
-    runs = [read_run(make_run("a", lr=0.1)), read_run(make_run("b", lr=0.5)), read_run(make_run("c", alpha=9, lr=0.1))]
-    table = compare(runs)
-    assert column(table, "method") == ["pfedpt (lr=0.1)", "pfedpt (lr=0.5)", "pfedpt (lr=0.1)"]
-    assert column(table, "partition") == ["dirichlet (alpha=0.3)", "dirichlet (alpha=0.3)", "dirichlet (alpha=9)"]
-
-
-def test_guards_are_told_only_where_they_are_on(make_run: MakeRun) -> None:
-    def guarded(name: str, **changes: Any) -> RunFolder:
-        folder = make_run(name)
-        if changes:
-            table = "".join(f"{key} = {json.dumps(value)}\n" for key, value in guards.filled(changes).items())
-            with (folder / "recipe.toml").open("a") as file:
-                file.write(f"\n[guards]\n{table}")
-        return read_run(folder)
-
-    bare, median = guarded("a"), guarded("b", robust="median")
-    little, much = (guarded(f"n{noise}", clip=1.0, noise=noise) for noise in (4.0, 8.0))
-    assert column(compare([bare, median]), "method") == ["pfedpt", "pfedpt (guards.robust=median)"]
-    assert column(compare([bare, little, much]), "method") == [
-        "pfedpt",
-        "pfedpt (guards.clip=1.0, guards.noise=4.0)",
-        "pfedpt (guards.clip=1.0, guards.noise=8.0)",
-    ]
-    assert column(compare([little, much]), "method") == ["pfedpt (guards.noise=4.0)", "pfedpt (guards.noise=8.0)"]
-    off = {f"guards.{key}": str(value) for key, value in asdict(guards.GuardOptions()).items()}
-    assert GUARDS_OFF.items() <= off.items()
-
-
-def test_runs_below_a_folder_are_meant_each_once(make_run: MakeRun, tmp_path: Path) -> None:
-    one, first, second = make_run("one"), make_run("sweep/seed=0"), make_run("sweep/seed=1", seed=1)
-    assert run_folders([one, tmp_path / "sweep", first]) == [one, first, second]
-    assert run_folders([tmp_path]) == [one, first, second]
-    assert run_folders([tmp_path / "none"]) == [tmp_path / "none"]  # for read_run to complain about
 
 
 def test_headline_counts_the_whole_run(make_run: MakeRun) -> None:
@@ -246,20 +203,6 @@ def test_a_damaged_folder_is_explained(make_run: MakeRun, name: str, text: str |
     with pytest.raises(PromptFedError) as caught:
         read_run(folder)
     assert sentence in str(caught.value)
-
-
-def test_a_folder_of_runs_names_the_run_inside(make_run: MakeRun, tmp_path: Path) -> None:
-    inner = make_run("a")
-    with pytest.raises(PromptFedError) as caught:
-        read_run(tmp_path)
-    assert f'did you mean "{inner}"?' in str(caught.value)
-    with pytest.raises(PromptFedError, match="There is no run folder at"):
-        read_run(tmp_path / "none")
-
-
-def test_nothing_to_compare_is_explained() -> None:
-    with pytest.raises(PromptFedError, match="at least one run folder"):
-        compare([])
 
 
 def test_the_report_imports_neither_torch_nor_the_rest_of_the_package() -> None:

@@ -99,10 +99,7 @@ def _sweep(runs: "Mapping[Path, Recipe]", command: str) -> None:
     failed: dict[Path, PromptFedError] = {}
     for folder, recipe in runs.items():
         try:
-            if (folder / "recipe.toml").is_file():
-                runner.go_on(folder, recipe)
-            else:
-                runner.start(recipe, folder)
+            runner.start_or_go_on(recipe, folder)
             finished.append(folder)
         except KeyboardInterrupt:
             complain(f"Stopped, {len(finished)} of {len(runs)} runs finished. Go on with: {command}")

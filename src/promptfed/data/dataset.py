@@ -33,6 +33,12 @@ class Dataset:
         return len(self.labels)
 
     @property
+    def sides(self) -> tuple[int, int]:
+        """The height and width of every image."""
+        height, width = self.images.shape[1:3]
+        return height, width
+
+    @property
     def dealt(self) -> NDArray[np.bool_]:
         """The images clients may hold [N]: those in use, without validation images, which never train."""
         dealt = np.ones(len(self), np.bool_) if self.used is None else self.used

@@ -19,8 +19,8 @@ from promptfed.tree import Tree
 
 SHARED = 16  # test images that share what is drawn once for a batch, about as many as in training
 Download = Callable[[Tensor], Tree]
-Tick = Callable[[int], None]
-"""Is told how many more clients have been trained."""
+Tick = Callable[[int, int], None]
+"""Is told how many more clients have been trained, and of how many."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class OneByOne:
             rows.append((up, self.method.measures(self.task, before, after), tested))
             if keep:
                 self.store.put(client, after)
-            self.tick(1)
+            self.tick(1, len(clients))
         up, measures, tested = (tree.stack(part) for part in zip(*rows, strict=True))
         return Fitted(up, self.method.weight(self.shards.facts(clients.tolist())), measures, tested)
 
@@ -80,7 +80,7 @@ class OneByOne:
             if adapt:
                 data = self.shards.data([client], round, stacked=False)
                 params = self.method.adapt(self.task, own, personal, data)
-                self.tick(1)
+                self.tick(1, len(clients))
             sums.append(_test(self.method, self.task, params, self.shards.data([client], round, "test", stacked=False)))
         return tree.stack(sums)
 
@@ -108,7 +108,7 @@ class Stacked:
             if keep and after:
                 for number, client in enumerate(members):
                     self.store.put(client, tree.map(torch.clone, tree.row(after, number)))
-            self.tick(len(members))
+            self.tick(len(members), len(clients))
         up, measures, tested = (tree.cat(part) for part in zip(*groups, strict=True))
         return Fitted(up, self.method.weight(self.shards.facts(clients.tolist())), measures, tested)
 
@@ -121,7 +121,7 @@ class Stacked:
             params = own | personal
             if adapt:
                 params = self.method.adapt(self.task, own, personal, self._data(members, round))
-                self.tick(len(members))
+                self.tick(len(members), len(clients))
             sums.append(_test(self.method, self.task, params, self._data(members, round, "test")))
         return tree.rows(tree.cat(sums), order.argsort())
 
@@ -136,7 +136,7 @@ class Stacked:
         return self.shards.data(members, round, split, stacked=True)
 
 
-def _quiet(count: int) -> None:
+def _quiet(more: int, of: int) -> None:
     """Tell nobody."""
 
 

@@ -176,23 +176,18 @@ class Loop:
             "seconds": round(time.monotonic() - began, 4),
         }
 
-    def participants(self, t: int) -> Tensor:
-        """Return who takes part in round `t`."""
-        settings = self.settings
-        if t < settings.rounds:
-            return choose(settings.seed, t, len(self.founders), settings.per_round, settings.groups)
-        return self.everyone[len(self.founders) :]
-
     def _next(self, t: int) -> tuple[Tensor, Tree, Aggregate]:
         """Return who takes part in round `t`, the server's tree they meet, and what makes the next one of it."""
-        clients, server, settings = self.participants(t), self.server, self.settings
+        settings = self.settings
         if t < settings.rounds:
-            return clients, server, self.method.aggregate
+            clients = choose(settings.seed, t, len(self.founders), settings.per_round, settings.groups)
+            return clients, self.server, self.method.aggregate
+        newcomers, server = self.everyone[len(self.founders) :], self.server
         if t == settings.rounds:
             server = tree.to(
-                self.method.admit(self.task, server, clients, rng_for(settings.seed, "admit")), self.device
+                self.method.admit(self.task, server, newcomers, rng_for(settings.seed, "admit")), self.device
             )
-        return clients, server, self.method.join
+        return newcomers, server, self.method.join
 
     def _present(self, t: int) -> Tensor:
         """Return the clients there are in round `t`."""

@@ -9,7 +9,7 @@ from promptfed.errors import PromptFedError
 from promptfed.gallery import drawings
 from promptfed.gallery.drawings import Drawing
 from promptfed.report.folder import RunFolder, read_run
-from promptfed.report.tables import group_runs
+from promptfed.report.groups import group_runs
 
 DRIFT = "prompt_drift"
 

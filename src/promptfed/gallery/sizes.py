@@ -11,7 +11,7 @@ from promptfed.gallery import drawings
 from promptfed.gallery.drawings import Drawing
 from promptfed.report.files import Scores
 from promptfed.report.folder import RunFolder, read_run
-from promptfed.report.tables import flat
+from promptfed.report.groups import flat
 
 # Where recipes have the size of a visual prompt and its kind: pFedPT itself, and the prompt around another method.
 PLACES = {"method.size": "method.prompt", "prompt.size": "prompt.kind"}

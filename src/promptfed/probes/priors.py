@@ -162,7 +162,7 @@ def _server_logits(run: Opened, down: Tree, up: Tree, images: Tensor) -> Tensor:
 
 
 def _colours(run: Opened) -> Any:
-    height, width = run.dataset.images.shape[1:3]
+    height, width = run.dataset.sides
     return pure_colours(COLOURS, height, width)
 
 

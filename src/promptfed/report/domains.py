@@ -12,8 +12,8 @@ from typing import Any
 from markupsafe import Markup
 
 from promptfed.report.figure import SQUARE, WIDE, Figure, Key
+from promptfed.report.groups import Group
 from promptfed.report.svg import Frame, cut, document, heading, n, series_class
-from promptfed.report.tables import Group
 
 FILE = "domains.json"
 LETTERS = 12

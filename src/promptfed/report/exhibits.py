@@ -8,7 +8,7 @@ from markupsafe import Markup
 from promptfed.report.client_plots import MOST_NAMES, Head, cell_chart, point_map
 from promptfed.report.figure import SQUARE, Figure, Key
 from promptfed.report.files import Figures, Likeness, Matrix, Partition, Places
-from promptfed.report.tables import Group
+from promptfed.report.groups import Group
 
 MOST_GROUPS = 24
 

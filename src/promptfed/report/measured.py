@@ -13,8 +13,9 @@ from markupsafe import Markup
 from promptfed.report.figure import SMALL, Figure
 from promptfed.report.files import Json, Partition
 from promptfed.report.folder import RunFolder, most_of
+from promptfed.report.groups import Group
 from promptfed.report.plots import Line, line_chart
-from promptfed.report.tables import Cell, Column, Group, Table
+from promptfed.report.tables import Cell, Column, Table
 
 QUALITY, AUDIT = "quality.json", "audit.json"
 MOST_ROWS = 16

@@ -17,9 +17,10 @@ from promptfed.files import write_text
 from promptfed.report.exhibits import exhibit
 from promptfed.report.files import Partition
 from promptfed.report.folder import RunFolder, most_of, read_run
+from promptfed.report.groups import Group, group_runs
 from promptfed.report.sections import RESULTS, WORKINGS, drawn
 from promptfed.report.svg import shape_path
-from promptfed.report.tables import Group, compare, group_runs, human_bytes, percent
+from promptfed.report.tables import compare, human_bytes, percent
 
 MOST_PICTURES = 24
 

@@ -11,8 +11,8 @@ from promptfed.report import domains, measured
 from promptfed.report.client_plots import MOST_BARS, Bars, client_chart, heat_map
 from promptfed.report.figure import SMALL, Draw, Figure, Key, both_widths
 from promptfed.report.files import Partition, Round
+from promptfed.report.groups import Group, Setting
 from promptfed.report.plots import Line, Load, Spot, exchange_chart, line_chart, traffic_chart
-from promptfed.report.tables import Group, Setting
 
 # More bars than this turn into curves on a phone.
 CROWDED = 120

@@ -40,7 +40,7 @@ def init(
 @app.command()
 def start(home: Home = HERE) -> None:
     """Run the coordinator's server until Ctrl-C; if it dies, it is started again."""
-    from promptfed.sites import kits, supervisor
+    from promptfed.sites import keeper, kits
     from promptfed.sites.settings import read_federation
 
     kits.require_flare()
@@ -50,7 +50,7 @@ def start(home: Home = HERE) -> None:
     federation = read_federation(home / "fed.toml")
     say(f"Starting the server; its log is {home / 'server.log'}. Ctrl-C stops it.")
     ports = (federation.port, federation.admin_port)
-    supervisor.keep_up(kit, home / "server.log", home / "server.pid", kits.parent_environment(), say, ports)
+    keeper.keep_up(kit, home / "server.log", home / "server.pid", kits.parent_environment(), say, ports)
     say("The server is down.")
 
 
@@ -68,7 +68,7 @@ def join(
     """Take part as a site until Ctrl-C. Images and personal state stay here; outbox.jsonl says what leaves."""
     from promptfed.config import check_device, resolve
     from promptfed.files import write_text
-    from promptfed.sites import frames, kits, supervisor
+    from promptfed.sites import frames, keeper, kits
     from promptfed.sites.place import own_data
     from promptfed.sites.terms import FILE, read_terms
 
@@ -94,7 +94,7 @@ def join(
 
     given = {frames.DATA: _absolute(data), frames.HOME: str(place), frames.DEVICE: device}
     environment = kits.parent_environment(**given)
-    supervisor.keep_up(unpacked, place / "site.log", place / "site.pid", environment, say, begin=begin)
+    keeper.keep_up(unpacked, place / "site.log", place / "site.pid", environment, say, begin=begin)
     say("Left.")
 
 
@@ -120,6 +120,7 @@ def run(
 
     The recipe's clients, partition and data set give way to the sites and what each of them holds.
     """
+    from promptfed.record import over_sites
     from promptfed.sites import coordinator, kits
     from promptfed.sites.settings import read_federation
     from promptfed.sites.supervisor import Supervisor
@@ -134,7 +135,7 @@ def run(
         coordinator.create(resume, recipe, federation)
     elif source is not None:
         raise PromptFedError("A run is resumed as it is; leave out the recipe.")
-    elif not (resume / "federation.json").is_file():
+    elif not over_sites(resume):
         raise PromptFedError(f"{resume} holds no run over sites to resume.")
     try:
         summary = Supervisor(home, resume, say, lambda line: say(told(line, federation.sites))).run()
@@ -184,11 +185,11 @@ def _free(parent: Path, stem: str) -> Path:
 def status(home: Home = HERE) -> None:
     """Say whether the server is up, which sites are connected, and how far the runs have come."""
     from promptfed.record import LOCK
-    from promptfed.sites import supervisor
+    from promptfed.sites import keeper, supervisor
     from promptfed.sites.settings import read_federation
 
     federation = read_federation(_folder(home) / "fed.toml")
-    up = supervisor.running(home / "server.pid") is not None
+    up = keeper.running(home / "server.pid") is not None
     say(f"server: {'up' if up else 'down'}")
     connected = supervisor.connected(home) if up else None
     for site in federation.sites:
@@ -198,7 +199,7 @@ def status(home: Home = HERE) -> None:
         rounds = folder.parent / "rounds.jsonl"
         count = len(rounds.read_text(encoding="utf-8").splitlines()) if rounds.exists() else 0
         finished = (folder.parent / "summary.json").exists()
-        working = supervisor.running(folder.parent / LOCK) is not None
+        working = keeper.running(folder.parent / LOCK) is not None
         state = "finished" if finished else "at work" if working else f"stopped{_why(folder.parent)}"
         say(f"{folder.parent}: {count} rounds, {state}")
 
@@ -214,14 +215,14 @@ def _why(folder: Path) -> str:
 @app.command()
 def stop(home: Home = HERE) -> None:
     """Stop the coordinator's server, and with it the job; runs can be resumed."""
-    from promptfed.sites import supervisor
+    from promptfed.sites import keeper
 
-    process = supervisor.running(_folder(home) / "server.pid")
+    process = keeper.running(_folder(home) / "server.pid")
     if process is None:
         say("The server is not running.")
         return
     os.kill(process, signal.SIGTERM)
-    while supervisor.running(home / "server.pid") is not None:
+    while keeper.running(home / "server.pid") is not None:
         time.sleep(0.1)
     say("The server is down.")
 

@@ -28,7 +28,7 @@ from promptfed.guards.guard import Handed
 from promptfed.guards.secure import SecureSum
 from promptfed.options import make
 from promptfed.planning import affordable, pick_device
-from promptfed.record import LOCK, Line, Record
+from promptfed.record import FEDERATION, LOCK, Line, Record
 from promptfed.report import write_report
 from promptfed.runner import environment
 from promptfed.sites.place import Place, blank, read_recipe, settle
@@ -117,7 +117,7 @@ def create(folder: Path, recipe: Recipe, federation: Federation) -> None:
     affordable(recipe, guards.build(recipe.guards, config.build_method(recipe), recipe.seed, founders, drawn))
     Record.create(folder, config.dump(recipe), environment(pick_device("cpu")))
     known = {"sites": federation.sites, "newcomers": recipe.newcomers, "run": f"{folder.name}-{secrets.token_hex(4)}"}
-    write_json(folder / "federation.json", known)
+    write_json(folder / FEDERATION, known)
 
 
 class Busy(Exception):  # noqa: N818  (the run is well, it only needs nobody else)
@@ -149,7 +149,7 @@ def conduct(folder: Path, federation: Federation, exchange: Exchange, progress: 
         record = Record.reopen(folder)
         text = (folder / "recipe.toml").read_text(encoding="utf-8")
         recipe = read_recipe(text, str(folder))
-        known = json.loads((folder / "federation.json").read_text(encoding="utf-8"))
+        known = json.loads((folder / FEDERATION).read_text(encoding="utf-8"))
         if tuple(known["sites"]) != federation.sites or recipe.clients != len(federation.sites):
             raise PromptFedError(f"{folder} is a run of {', '.join(known['sites'])}, not of this federation.")
         terms = Terms(known["run"], text, federation.classes)

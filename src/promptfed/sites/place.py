@@ -102,7 +102,7 @@ def settle(recipe: Recipe, dataset: Dataset, client: int, device: str, folder: P
         domain_names=tuple(map(str, range(recipe.clients))),
     )
     where = pick_device(device)
-    task = make_task(recipe, dataset, where)
+    task = make_task(recipe, dataset.sides, dataset.classes, where)
     if task.backbone.statistics is not None:
         mean, std = task.backbone.statistics
         dataset = replace(dataset, mean=mean, std=std)

@@ -1,211 +1,30 @@
-"""Keeps a federation going: restarts a dead server or site, and submits job after job until the run is finished."""
+"""Sees runs through: submits job after job to the server until a run is finished."""
 
 import contextlib
-import fcntl
 import io
 import json
 import logging
-import math
 import os
 import shutil
 import signal
-import socket
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from promptfed.errors import PromptFedError
 from promptfed.files import write_json
-from promptfed.record import LOCK
+from promptfed.record import FEDERATION, LOCK
 from promptfed.sites import kits
+from promptfed.sites.keeper import Say, running
 from promptfed.sites.settings import FAILED, TOLD, Federation, read_federation
 
-RESTART_SECONDS = 1.0
+RETRY_SECONDS = 1.0  # before a server that is not there is asked again
 WATCH_SECONDS = 0.5
 PRESENCE_SECONDS = 3.0  # between two looks at who is connected and at work
 START_SECONDS = 40.0  # in which a submitted job must have begun; twice, three times as long for those after it
 FRUITLESS = 5  # jobs in a row that may end without a finished round
-END_SECONDS = 8.0  # a parent process gets to end by itself
-LOOK_SECONDS = 1.0  # between two looks into a party's log
-STRANGER = b"certificate verify failed"
-FREE_SECONDS = 3.0  # a process that was just ended gets to let go of its port
-
-Say = Callable[[str], None]
-
-
-# -- a parent process: the server's, or a site's -----------------------------------------------------------------------
-
-
-def keep_up(
-    kit: Path,
-    log: Path,
-    pid_file: Path,
-    environment: Mapping[str, str],
-    say: Say,
-    ports: Sequence[int] = (),
-    begin: Callable[[], None] = lambda: None,
-) -> None:
-    """Run the party's parent process until Ctrl-C or a termination signal; start it again whenever it dies.
-
-    If it is to listen on `ports`, they must be free at the start. `begin` is called once nobody else keeps it up.
-    """
-    pid_file.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(pid_file), _terminated() as stopping, log.open("ab") as out:
-        begin()
-        _end_jobs(kit, 0.0)  # what an earlier keeper has left running, if it was killed: no party may be there twice
-        _require_free(ports)
-        look = _stranger(log, say)
-        while not stopping:
-            process = subprocess.Popen(
-                kits.parent_command(kit),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                env=dict(environment),
-                start_new_session=True,
-            )
-            try:
-                while process.poll() is None and not stopping:
-                    look()
-                    time.sleep(0.1)
-            finally:
-                _end_group(process)
-                _end_jobs(kit, END_SECONDS if stopping else 0.0)
-            if not stopping:
-                say(f"The process ended with code {process.returncode}; it is started again.")
-                _wait(RESTART_SECONDS, stopping)
-
-
-def _stranger(log: Path, say: Say) -> Callable[[], None]:
-    """Return what looks into the log now and then, and says once that the other side's certificate is a stranger's."""
-    read, due = log.stat().st_size, 0.0
-
-    def look() -> None:
-        nonlocal read, due
-        if time.monotonic() < due:
-            return
-        due = time.monotonic() + LOOK_SECONDS
-        with log.open("rb") as file:
-            file.seek(read)
-            found = file.read()
-        read += len(found)
-        if STRANGER in found.lower():
-            due = math.inf
-            say(f"The server's certificate is none that this kit trusts: ask the coordinator for a new kit ({log}).")
-
-    return look
-
-
-def _require_free(ports: Sequence[int]) -> None:
-    """Refuse ports on which this machine cannot listen."""
-    ends = time.monotonic() + FREE_SECONDS
-    for port in ports:
-        while trouble := _trouble(port):
-            if time.monotonic() > ends:
-                raise PromptFedError(
-                    f"The server cannot listen on port {port}: {trouble}. End what listens there, or begin a "
-                    "federation with another port in fed.toml."
-                )
-            time.sleep(0.1)
-
-
-def _trouble(port: int) -> str:
-    """Return why nobody can listen on a port now; empty if one can."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as a server does after a restart
-        try:
-            probe.bind(("", port))
-        except OSError as error:
-            return str(error.strerror)
-    return ""
-
-
-def _processes(kit: Path) -> list[int]:
-    """Return the party's parent and job processes; the latter lead sessions of their own."""
-    found, wanted = [], os.fsencode(kit.resolve())
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            words = path.read_bytes().split(b"\0")
-            if wanted in words and any(word.startswith(b"nvflare.") for word in words):
-                found.append(int(path.parent.name))
-    return found
-
-
-def _end_jobs(kit: Path, grace: float) -> None:
-    """End all processes of the party that have not ended by themselves within `grace` seconds."""
-    ends = time.monotonic() + grace
-    while (left := _processes(kit)) and time.monotonic() < ends:
-        time.sleep(0.1)
-    for number in left:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(number, signal.SIGKILL)
-
-
-@contextmanager
-def _alone(pid_file: Path) -> Iterator[None]:
-    """Hold the file that names this process; a second one for the same party is refused."""
-    with pid_file.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise PromptFedError(f"It is running already, see {pid_file}.") from error
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        try:
-            yield
-        finally:
-            file.truncate(0)
-
-
-@contextmanager
-def _terminated() -> Iterator[list[int]]:
-    """Collect Ctrl-C and termination signals instead of dying of them."""
-    caught: list[int] = []
-    before = {
-        number: signal.signal(number, lambda n, _: caught.append(n)) for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _wait(seconds: float, stopping: list[int]) -> None:
-    ends = time.monotonic() + seconds
-    while time.monotonic() < ends and not stopping:
-        time.sleep(0.1)
-
-
-def _end_group(process: "subprocess.Popen[bytes]") -> None:
-    """End a parent process and whatever is left of the group it leads."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(END_SECONDS)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def running(pid_file: Path) -> int | None:
-    """Return the process that holds the file, if one does."""
-    if not pid_file.exists():
-        return None
-    with pid_file.open("r+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return int(file.read() or 0) or None
-    return None
-
-
-# -- a run -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -277,7 +96,7 @@ class Session:
                 if str(error) != self._trouble:
                     self._trouble = str(error)
                     self.say(f"Waiting for the server: {error}.")
-                time.sleep(RESTART_SECONDS)
+                time.sleep(RETRY_SECONDS)
 
     def close(self) -> None:
         """Leave."""
@@ -370,7 +189,7 @@ class Supervisor:
         return missing
 
     def _founders(self) -> tuple[str, ...]:
-        known = json.loads((self.folder / "federation.json").read_text(encoding="utf-8"))
+        known = json.loads((self.folder / FEDERATION).read_text(encoding="utf-8"))
         return self.federation.sites[: len(self.federation.sites) - known.get("newcomers", 0)]
 
     def _wanted(self) -> int:

@@ -129,7 +129,7 @@ class Worker:
     def _hello(self, place: Place, folder: Path, message: Message) -> Message:
         shards, client = place.shards, place.client
         size = {"train": len(shards.rows["train"][client]), "test": len(shards.rows["test"][client])}
-        about = {"classes": list(place.dataset.classes), "shape": list(place.dataset.images.shape[1:3]), **size}
+        about = {"classes": list(place.dataset.classes), "shape": list(place.dataset.sides), **size}
         return Message(about, {"weight": _weight(place)})
 
     def _fit(self, place: Place, folder: Path, message: Message) -> Message:
