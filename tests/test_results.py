@@ -125,6 +125,23 @@ def test_what_came_of_pfedpts_table() -> None:
     assert f"{ours['path-cnn', 'pfedpt']:.2f} % with pFedPT and {ours['path-cnn', 'fedavg']:.2f} % with" in readme
 
 
+def test_what_came_of_pfedpts_table_on_cifar100() -> None:
+    found = read_table(RESULTS / "pfedpt-t1-cifar100")
+    ours = {(one["column"], one["row"]): told(one["ours"]["weighted"]) for one in found["rows"]}
+    assert len(ours) == 39
+    ahead = {column: ours[column, "pfedpt"] - ours[column, "fedavg"] for column in ("path-cnn", "dir-cnn", "iid-cnn")}
+    assert ahead == pytest.approx({"path-cnn": 9.7, "dir-cnn": 6.6, "iid-cnn": 0.9}, abs=0.05)
+    assert max((row for column, row in ours if column == "path-cnn"), key=lambda row: ours["path-cnn", row]) == "pfedpt"
+    above = [ours["dir-cnn", f"{row}-tuned"] - ours["dir-cnn", "pfedpt"] for row in ("fedavg", "fedprox", "moon")]
+    assert (min(above), max(above)) == pytest.approx((5.2, 5.9), abs=0.05)
+    before = {one["column"]: one["rank_correlation"] for one in read_table(RESULTS / "pfedpt-t1-cifar10")["agreement"]}
+    for one in found["agreement"]:
+        assert told(one["rank_correlation"]["weighted"]) > told(before[one["column"]]["weighted"])
+    (sitting,) = found["sittings"]
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert f"39 runs took **{sitting['seconds'] / 60:.1f} minutes**, {sitting['runs_per_hour']:.0f} an hour" in page
+
+
 def test_what_came_of_pfedpgs_claims() -> None:
     printed, tuned = means("pfedpg-office"), means("pfedpg-office", "tuned")
     assert printed["pfedpg"] > max(printed["fedvpt"], printed["singleset-vpt"])

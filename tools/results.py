@@ -38,7 +38,7 @@ CIFAR = {
     "c100-dirichlet": ("pfedpg-cifar100-0.01",),
 }
 
-PFEDPT = ("pfedpt-t1-cifar10", "pfedpt-t8-cifar10")
+PFEDPT = ("pfedpt-t1-cifar10", "pfedpt-t1-cifar100", "pfedpt-t8-cifar10")
 FEDAPT = "fedapt-office"
 RELIC = "relic-clematis"
 RATES = {"0.002": "relic-clematis-0.002", "0.005": RELIC, "0.02": "relic-clematis-0.02"}
@@ -133,7 +133,7 @@ def order_table(folder: str) -> list[str]:
     parts = [("clients", [titles[one["column"]] for one in found["agreement"]])]
     for kind, title in (("weighted", "sample-weighted"), ("mean", "mean of clients")):
         parts.append((title, [_two(one["rank_correlation"][kind]) for one in found["agreement"]]))
-    return _markdown("Rank correlation with the paper's order of the 13 methods", parts)
+    return _markdown(f"{found['title']}: rank correlation with the paper's order of the 13 methods", parts)
 
 
 def probe(folder: str) -> list[dict[str, Any]]:
@@ -315,7 +315,8 @@ def pages() -> list[list[str]]:
         *(words_table(one["name"]) for one in outcome(RELIC)["columns"]),
         audit_table(),
     ]
-    first = [demo_table(), *(table(column) for column in COLUMNS), *pfedpt, order_table(PFEDPT[0])]
+    orders = [order_table(folder) for folder in PFEDPT if "-t1-" in folder]
+    first = [demo_table(), *(table(column) for column in COLUMNS), *pfedpt, *orders]
     return [*first, *pfedpg, *fedapt, *shops, *relic]
 
 
