@@ -94,16 +94,28 @@ class _Sgd:
         return {name: hold[name] if name in hold else torch.zeros_like(params[name[9:]]) for name in names}
 
     def step(self, params: Tree, grads: list[Tensor], state: Tree, active: Tensor | None) -> None:
-        for (name, p), g, lr, m in zip(params.items(), grads, self.lr, self.momentum, strict=True):
-            on = None if active is None else _like(active, p)
-            if self.weight_decay:
-                g = g + self.weight_decay * p
-            if m:
-                velocity = state[f"velocity.{name}"]
-                _assign(velocity, m * velocity + g, on)
-                g = velocity
+        alike: dict[tuple[float, float], dict[str, Tensor]] = {}
+        for name, g, *rates in zip(params, grads, self.lr, self.momentum, strict=True):
+            alike.setdefault((rates[0], rates[1]), {})[name] = g
+        for (lr, m), some in alike.items():
+            self._step_alike(tree.pick(params, some), list(some.values()), state, active, lr, m)
+
+    def _step_alike(
+        self, params: Tree, grads: list[Tensor], state: Tree, active: Tensor | None, lr: float, m: float
+    ) -> None:
+        """Move parameters of the same rates by few kernels for all, which needs gradients laid out as they are."""
+        old, grads = list(params.values()), [g.contiguous() for g in grads]
+        if self.weight_decay:
+            grads = list(torch._foreach_add(grads, torch._foreach_mul(old, self.weight_decay)))
+        if m:
+            velocity = [state[f"velocity.{name}"] for name in params]
+            for v, new in zip(velocity, torch._foreach_add(torch._foreach_mul(velocity, m), grads), strict=True):
+                _assign(v, new, None if active is None else _like(active, v))
+            grads = velocity
+        if active is not None and (m or self.weight_decay):
             # a client that is not active has a zero gradient, but momentum and decay would still move it
-            p.sub_(g * on if on is not None and (m or self.weight_decay) else g, alpha=lr)
+            grads = [g * _like(active, g) for g in grads]
+        torch._foreach_sub_(old, grads, alpha=lr)
 
 
 @dataclass(frozen=True)
