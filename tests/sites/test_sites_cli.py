@@ -6,7 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from promptfed.errors import PromptFedError
+from promptfed.sites import keeper
 from promptfed.sites.cli import _accuracy, app, told
+from promptfed.sites.settings import WINDOW
 
 LINE = {
     "round": 3,
@@ -78,6 +80,20 @@ def test_status_says_why_a_run_has_stopped(tmp_path: Path) -> None:
     lines = CliRunner().invoke(app, ["status", "--federation", str(tmp_path)]).stdout.replace("\n", " ")
     assert lines.count("0 rounds, stopped: The run cannot begin.") == 2
     assert lines.rstrip().endswith("killed: 0 rounds, stopped")
+
+
+def test_status_tells_a_run_that_will_go_on_from_one_that_has_stopped(tmp_path: Path) -> None:
+    (tmp_path / "fed.toml").write_text('sites = ["a", "b"]')
+    run = tmp_path / "runs" / "one"
+    run.mkdir(parents=True)
+    (run / "recipe.toml").touch()
+
+    def last() -> str:
+        return CliRunner().invoke(app, ["status", "--federation", str(tmp_path)]).stdout.replace("\n", " ").rstrip()
+
+    with keeper.watching(run / WINDOW), keeper.watching(run / WINDOW):  # two windows may look at one run
+        assert last().endswith("0 rounds, waiting for its next job")
+    assert last().endswith("0 rounds, stopped")
 
 
 def test_accuracy_is_told_with_what_was_received() -> None:

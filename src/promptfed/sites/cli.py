@@ -184,7 +184,6 @@ def _free(parent: Path, stem: str) -> Path:
 @app.command()
 def status(home: Home = HERE) -> None:
     """Say whether the server is up, which sites are connected, and how far the runs have come."""
-    from promptfed.record import LOCK
     from promptfed.sites import keeper, supervisor
     from promptfed.sites.settings import read_federation
 
@@ -198,18 +197,23 @@ def status(home: Home = HERE) -> None:
     for folder in sorted((home / "runs").glob("*/recipe.toml")):
         rounds = folder.parent / "rounds.jsonl"
         count = len(rounds.read_text(encoding="utf-8").splitlines()) if rounds.exists() else 0
-        finished = (folder.parent / "summary.json").exists()
-        working = keeper.running(folder.parent / LOCK) is not None
-        state = "finished" if finished else "at work" if working else f"stopped{_why(folder.parent)}"
-        say(f"{folder.parent}: {count} rounds, {state}")
+        say(f"{folder.parent}: {count} rounds, {_state(folder.parent)}")
 
 
-def _why(folder: Path) -> str:
-    """Return why a run has stopped, if it failed."""
-    from promptfed.sites.settings import FAILED, TOLD
+def _state(folder: Path) -> str:
+    """Return in words what a run is doing, or why it has stopped, if it failed."""
+    from promptfed.record import LOCK
+    from promptfed.sites import keeper
+    from promptfed.sites.settings import FAILED, TOLD, WINDOW
 
+    if (folder / "summary.json").exists():
+        return "finished"
+    if keeper.running(folder / LOCK) is not None:
+        return "at work"
+    if keeper.running(folder / WINDOW) is not None:
+        return "waiting for its next job"
     path = next((path for path in (folder / FAILED, folder / TOLD) if path.exists()), None)
-    return "" if path is None else f": {json.loads(path.read_text(encoding='utf-8'))['reason']}"
+    return "stopped" if path is None else f"stopped: {json.loads(path.read_text(encoding='utf-8'))['reason']}"
 
 
 @app.command()

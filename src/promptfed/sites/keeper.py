@@ -177,6 +177,17 @@ def _end_group(process: "subprocess.Popen[bytes]") -> None:
     process.wait()
 
 
+@contextmanager
+def watching(pid_file: Path) -> Iterator[None]:
+    """Hold the file beside anyone else who watches, so that `running` finds one of them."""
+    with pid_file.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
 def running(pid_file: Path) -> int | None:
     """Return the process that holds the file, if one does."""
     if not pid_file.exists():

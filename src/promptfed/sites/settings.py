@@ -11,6 +11,7 @@ from promptfed.options import Count, Positive, Whole
 
 FAILED = "failed.json"  # in a run folder: why the run cannot go on, if it cannot
 TOLD = "failed-told.json"  # the same, once a person has been told; the run may be tried again
+WINDOW = ".window"  # in the run's folder: held while `promptfed sites run` sees it through
 
 
 @dataclass(frozen=True)

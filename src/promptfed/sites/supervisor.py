@@ -17,8 +17,8 @@ from promptfed.errors import PromptFedError
 from promptfed.files import write_json
 from promptfed.record import FEDERATION, LOCK
 from promptfed.sites import kits
-from promptfed.sites.keeper import Say, running
-from promptfed.sites.settings import FAILED, TOLD, Federation, read_federation
+from promptfed.sites.keeper import Say, running, watching
+from promptfed.sites.settings import FAILED, TOLD, WINDOW, Federation, read_federation
 
 RETRY_SECONDS = 1.0  # before a server that is not there is asked again
 WATCH_SECONDS = 0.5
@@ -117,24 +117,25 @@ class Supervisor:
 
     def run(self) -> dict[str, Any]:
         """Return the summary once the run is finished."""
-        fruitless = 0
         self.show()
-        try:
-            while True:
-                if (found := self._outcome()) is not None:
-                    return found
-                before = self._lines
-                if not self._at_work():
-                    self._submit(START_SECONDS * (1 + fruitless))
-                self._watch()
-                self.show()
-                fruitless = 0 if self._lines > before else fruitless + 1
-                if fruitless == FRUITLESS:
-                    raise PromptFedError(
-                        f"{FRUITLESS} jobs in a row ended without a finished round; see {self.home / 'server.log'}."
-                    )
-        finally:
-            self.session.close()
+        with watching(self.folder / WINDOW), contextlib.closing(self.session):
+            return self._see_through()
+
+    def _see_through(self) -> dict[str, Any]:
+        fruitless = 0
+        while True:
+            if (found := self._outcome()) is not None:
+                return found
+            before = self._lines
+            if not self._at_work():
+                self._submit(START_SECONDS * (1 + fruitless))
+            self._watch()
+            self.show()
+            fruitless = 0 if self._lines > before else fruitless + 1
+            if fruitless == FRUITLESS:
+                raise PromptFedError(
+                    f"{FRUITLESS} jobs in a row ended without a finished round; see {self.home / 'server.log'}."
+                )
 
     def _outcome(self) -> dict[str, Any] | None:
         failed, summary = self.folder / FAILED, self.folder / "summary.json"
