@@ -95,8 +95,8 @@ class _Sgd:
 
     def step(self, params: Tree, grads: list[Tensor], state: Tree, active: Tensor | None) -> None:
         alike: dict[tuple[float, float], dict[str, Tensor]] = {}
-        for name, g, *rates in zip(params, grads, self.lr, self.momentum, strict=True):
-            alike.setdefault((rates[0], rates[1]), {})[name] = g
+        for name, g, lr, m in zip(params, grads, self.lr, self.momentum, strict=True):
+            alike.setdefault((lr, m), {})[name] = g
         for (lr, m), some in alike.items():
             self._step_alike(tree.pick(params, some), list(some.values()), state, active, lr, m)
 

@@ -55,7 +55,7 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 class _StackedConv(torch.autograd.Function):
-    """The convolution of a stack; its gradient reads the patches along their diagonals, far faster than `unfold`'s."""
+    """The convolution of a stack; its gradient is one sum along diagonals, where that of `unfold` scatters."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -66,19 +66,22 @@ class _StackedConv(torch.autograd.Function):
         return out.view(len(x), -1, height, width, weight.shape[1]).permute(0, 1, 4, 2, 3)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight, columns = ctx.saved_tensors
         kernel, used = weight.shape[-1], weight[0, 0].numel()
-        if torch.is_grad_enabled():  # someone differentiates the gradient: it must depend on x itself
-            columns = _columns(x, kernel)
         grad = grads[0].permute(0, 1, 3, 4, 2)  # [C, B, H', W', O]
         rows = grad.flatten(1, 3)
-        to_weight = (columns.mT @ rows)[:, :used].unflatten(1, (kernel, kernel, -1)).permute(0, 4, 3, 1, 2)
-        if not ctx.needs_input_grad[0]:
-            return None, to_weight, rows.sum(1)
-        # what every output gives to each pixel of its patch, the patch turned by half a circle
-        patches = (rows @ _filters(weight.flip(-2, -1), columns).mT)[..., :used]
-        return _overlapped(patches.view(*grad.shape[:4], kernel, kernel, -1)), to_weight, rows.sum(1)
+        to_x, to_weight, to_bias = None, None, None
+        if any(ctx.needs_input_grad[1:]):
+            if torch.is_grad_enabled():  # someone differentiates the gradient: it must depend on x itself
+                columns = _columns(x, kernel)
+            to_filters = (columns.mT @ rows)[:, :used].unflatten(1, (kernel, kernel, -1))
+            to_weight, to_bias = to_filters.permute(0, 4, 3, 1, 2), rows.sum(1)
+        if ctx.needs_input_grad[0]:
+            # what every output gives to each pixel of its patch, the patch turned by half a circle
+            patches = (rows @ _filters(weight.flip(-2, -1), columns).mT)[..., :used]
+            to_x = _overlapped(patches.view(*grad.shape[:4], kernel, kernel, -1))
+        return to_x, to_weight, to_bias
 
 
 def _overlapped(patches: Tensor) -> Tensor:
