@@ -8,7 +8,7 @@ from promptfed import jobs
 from promptfed.jobs import Done, Job
 from test_cli import Done as Finished
 from test_cli import promptfed
-from test_runner import write_images
+from tiny_runs import write_images
 
 TABLE = """
 title = "A small table"

@@ -13,7 +13,7 @@ import torch
 
 from promptfed.federation.store import Store, read_tree
 from promptfed.tree import Tree
-from test_runner import plain
+from tiny_runs import plain
 
 Bits = tuple[Tree, dict[int, Tree], list[dict[str, Any]]]
 

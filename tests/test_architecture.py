@@ -25,7 +25,8 @@ ALLOWED = {
     "tables": {"errors", "files", "outcome", "report"},
     "sittings": {"errors", "outcome"},
     "jobs": {"config", "errors", "outcome", "progress", "runner", "sittings"},
-    "reproduce": {"cells", "config", "errors", "jobs", "outcome", "sittings", "tables"},
+    "registry": {"cells", "errors", "method", "methods"},
+    "reproduce": {"cells", "config", "errors", "jobs", "outcome", "registry", "sittings", "tables"},
     "gallery": {"errors", "files", "report"},
     "method": {"errors", "ops", "tree"},
     "local": {"method", "ops", "tree"},
@@ -35,14 +36,14 @@ ALLOWED = {
     "guards": {"errors", "keys", "method", "options", "tree"},
 }
 TABLES = {"reproduce", "jobs", "tables", "outcome"}
-ABOVE = {"config", "planning", "runner", "cli"}  # what puts a run together
+ABOVE = {"registry", "config", "planning", "runner", "cli"}  # what puts a run together
 FORBIDDEN = {
     "federation": {*ABOVE, "methods", "sites", "report", "catalogue", "checks", "backbones"},
     "data": {*ABOVE, "methods", "federation", "report", "record", "backbones", "prompts"},
     "report": {*ABOVE, "methods", "federation", "backbones", "method", "local", "ops", "tree"},
     "record": {*ABOVE, "methods", "federation", "report", "backbones", "data", "tree"},
-    "config": {*ABOVE - {"config"}, "federation", "report", "record", "checks", "catalogue"},
-    "domains": {"cli", "config", "planning", "runner", "report", "sites", "checks", "catalogue", "methods"},
+    "config": {*ABOVE - {"config", "registry"}, "federation", "report", "record", "checks", "catalogue"},
+    "domains": {"cli", "config", "registry", "planning", "runner", "report", "sites", "checks", "catalogue", "methods"},
     "finished": {*TABLES, "cli", "checks", "catalogue", "sites", "report", "methods"},
     "probes": {*TABLES, "cli", "checks", "catalogue", "sites", "methods"},
     "predict": {*TABLES, "cli", "checks", "catalogue", "sites", "report", "methods"},

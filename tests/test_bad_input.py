@@ -20,7 +20,7 @@ from promptfed.method import Data, Method, Task
 from promptfed.tree import Tree
 from stopped_runs import bits, same
 from test_cli import Done, environment, promptfed
-from test_runner import tiny, write_images
+from tiny_runs import tiny, write_images
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,18 @@ from collections.abc import Mapping
 import pytest
 from rich.console import Console
 
-from promptfed import catalogue, config
+from promptfed import catalogue, config, registry
 from promptfed.backbones import BACKBONES
 from promptfed.data import DATASETS
 from promptfed.data.partition import PARTITIONS
 from promptfed.gallery import KINDS
 
 REGISTRIES: dict[str, Mapping[str, object]] = {
-    "methods": config.methods(),
+    "methods": registry.methods(),
     "datasets": DATASETS,
     "backbones": BACKBONES,
     "partitions": PARTITIONS,
-    "recipes": config.recipes(),
+    "recipes": registry.recipes(),
     "figures": KINDS,
 }
 
@@ -56,7 +56,7 @@ def test_keys_are_what_a_recipe_takes() -> None:
     assert keys("backbones", "cnn")["channels"] == (32, 64)
     assert keys("partitions", "pathological").keys() >= {"classes_per_client"}
     assert (
-        keys("recipes", "demo/local")["method"] == tomllib.loads(config.recipes()["demo/local"].read_text())["method"]
+        keys("recipes", "demo/local")["method"] == tomllib.loads(registry.recipes()["demo/local"].read_text())["method"]
     )
 
 

@@ -20,10 +20,10 @@ import pytest
 from rich.console import Console
 
 import promptfed as package
-from promptfed import cli, config, runner
+from promptfed import cli, config, registry, runner
 from promptfed.checks import PROMISES
 from promptfed.cli import arguments
-from test_runner import tiny, write_images
+from tiny_runs import tiny, write_images
 
 COMMANDS: tuple[list[str], ...] = (
     [],
@@ -262,7 +262,7 @@ def test_demo_runs_three_methods_once(tmp_path: Path, images: Path, monkeypatch:
     load, small = config.load, tiny(images, "rounds=1", "per_round=0")
 
     def smaller(source: str, words: Sequence[str] = ()) -> list[config.Recipe]:
-        return load(source, [*words, *(small if source in config.recipes() else [])])
+        return load(source, [*words, *(small if source in registry.recipes() else [])])
 
     monkeypatch.setattr(config, "load", smaller)
     first = promptfed("demo", "--out", tmp_path / "demo", "--seed", 3)

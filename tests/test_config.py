@@ -11,12 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from promptfed import config, options
-from promptfed.config import Recipe, build_method, dump, find_method, flatten, literal, load, methods, resolve
+from promptfed import options, registry
+from promptfed.config import Recipe, build_method, dump, flatten, literal, load, resolve
 from promptfed.errors import PromptFedError
 from promptfed.method import Method
 from promptfed.methods.fedavg import FedAvg
 from promptfed.methods.pfedpt import PFedPT
+from promptfed.registry import find_method, methods
 
 
 @dataclass(frozen=True)
@@ -179,13 +180,13 @@ def test_the_packages_own_methods() -> None:
 
 
 def test_a_method_announced_by_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "entry_points", lambda group: [Point("mine")])
+    monkeypatch.setattr(registry, "entry_points", lambda group: [Point("mine")])
     assert methods()["mine"] is Mine
     assert one("mine").method["lr"] == 0.1
 
 
 def test_a_clashing_name_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "entry_points", lambda group: [Point("fedavg")])
+    monkeypatch.setattr(registry, "entry_points", lambda group: [Point("fedavg")])
     with pytest.raises(PromptFedError, match=r'Two methods are called "fedavg".*other\.package:Mine'):
         methods()
 

@@ -3,7 +3,6 @@
 import pytest
 
 from promptfed.checks import PROMISES, check_method
-from promptfed.config import methods
 from promptfed.method import Method
 from promptfed.methods.clip_fc import CLIPFC
 from promptfed.methods.clip_zs import CLIPZS
@@ -33,6 +32,7 @@ from promptfed.methods.singleset_full import SingleSetFull
 from promptfed.methods.singleset_vpt import SingleSetVPT
 from promptfed.methods.vit_full import ViTFull
 from promptfed.methods.vit_tuning import ViTTuning
+from promptfed.registry import methods
 
 # fewer epochs than the defaults: the promises are the same, the suite is faster
 VARIANTS: dict[str, Method] = {

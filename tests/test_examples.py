@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import promptfed
-from promptfed import config, local, options, tree
+from promptfed import config, local, options, registry, tree
 from promptfed.checks import PROMISES, BrokenPromiseError
 from promptfed.data import DATASETS
 from promptfed.data.partition import PARTITIONS
@@ -262,8 +262,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_commands_in_the_documentation_parse(own: Any, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     if any("…" in word or re.search(r"(^|[=:/])[A-Z]{2,}", word) for word in words):
         pytest.skip("a placeholder")
-    known = {**config.methods(), own.name: own}
-    monkeypatch.setattr(config, "methods", lambda: known)
+    known = {**registry.methods(), own.name: own}
+    monkeypatch.setattr(registry, "methods", lambda: known)
     group: Any = importlib.import_module("typer.main").get_command(importlib.import_module("promptfed.cli").app)
     command = group.commands.get(words[0])
     assert command is not None, f"promptfed has no command {words[0]}"
@@ -274,4 +274,4 @@ def test_commands_in_the_documentation_parse(own: Any, words: list[str], monkeyp
     if words[0] == "run" and context.params["source"]:
         assert config.load(context.params["source"], context.params["overrides"] or [])
     if words[0] == "check":
-        assert config.find_method(context.params["method"])
+        assert registry.find_method(context.params["method"])

@@ -8,7 +8,7 @@ import pytest
 
 from promptfed import config, planning
 from promptfed.runner import run
-from test_runner import tiny, write_images
+from tiny_runs import tiny, write_images
 
 
 @pytest.fixture(scope="module")

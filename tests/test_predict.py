@@ -25,7 +25,7 @@ from promptfed.sites.worker import Worker
 from sites_in_threads import Threads
 from test_bad_input import sentence
 from test_cli import promptfed
-from test_runner import tiny, write_images
+from tiny_runs import tiny, write_images
 from toys import BLACK, WHITE, Linear
 
 VIT = ("backbone.name=vit-tiny", "backbone.width=8", "backbone.depth=1", "backbone.heads=2")

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from promptfed import config
+from promptfed import config, registry
 from promptfed.cells import SUFFIX
 from promptfed.methods.fedapt import FedAPT
 from promptfed.reproduce import find_table
 
-EVERYTHING = config.recipes()
+EVERYTHING = registry.recipes()
 RECIPES = {name: path for name, path in EVERYTHING.items() if not path.name.endswith(SUFFIX)}
 CELLS = [name for name in EVERYTHING if name not in RECIPES]
-TABLES = config.tables()
+TABLES = registry.tables()
 PFEDPG = [name for name in TABLES if name.startswith("pfedpg/")]
 PFEDPT = [name for name in TABLES if name.startswith("pfedpt/")]
 FEDAPT = [name for name in TABLES if name.startswith("fedapt/")]
@@ -140,7 +140,7 @@ def test_one_figure_stands_in_several_tables() -> None:
 
 @pytest.mark.parametrize("name", [name for name in TABLES if name not in RELIC])  # a FID is not for choosing by
 def test_every_row_has_the_same_budget_for_tuning(name: str) -> None:
-    known = config.methods()
+    known = registry.methods()
     rows = [row for row in find_table(name).rows if known[row.recipe["method"]["name"].removesuffix("+pt")].learns]
     grids = {tuple(map(len, row.tune.values())) for row in rows}
     assert grids == {(4,)}

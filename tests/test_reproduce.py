@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from promptfed import config, jobs, reproduce, terminal
+from promptfed import config, jobs, registry, reproduce, terminal
 from promptfed.cli import training
 from promptfed.errors import PromptFedError
 from promptfed.jobs import Done, Job
@@ -18,7 +18,7 @@ from promptfed.reproduce import Plan, deviations, find_table
 from promptfed.tables import read_table, to_csv, to_latex, to_markdown
 from small_tables import count_runs, folders, run, small_table
 from test_cli import promptfed
-from test_runner import write_images
+from tiny_runs import write_images
 
 
 @pytest.fixture
@@ -259,7 +259,7 @@ def test_the_page_lists_every_table_and_counts_its_cells() -> None:
         assert what
         assert int(cells) == sum(len(find_table(name).cells()) for name in tables)
         listed += tables
-    assert sorted(listed) == sorted(config.tables())
+    assert sorted(listed) == sorted(registry.tables())
 
 
 def test_the_page_names_every_grid() -> None:
@@ -268,7 +268,7 @@ def test_the_page_names_every_grid() -> None:
         rates = {tuple(map(float, grid.split(", "))) for grid in grids if grid != "–"}
         told[name.strip("`")] = rates
     found: dict[str, set[tuple[float, ...]]] = {}
-    for name in config.tables():
+    for name in registry.tables():
         rows = find_table(name).rows
         rates = {tuple(row.tune["method.lr"]) for row in rows if row.tune}
         place = name if name in told else f"{name.split('/')[0]}/*"

@@ -18,7 +18,7 @@ from promptfed.record import Line, Record
 from promptfed.tree import Tree
 from stopped_runs import Run, assert_same, bits, content, same
 from test_cli import Done, environment, promptfed
-from test_runner import tiny, write_images
+from tiny_runs import tiny, write_images
 
 ROUNDS = 8
 METHODS: dict[str, tuple[str, ...]] = {

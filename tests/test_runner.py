@@ -19,32 +19,10 @@ from promptfed.errors import PromptFedError
 from promptfed.method import Data, Method, Rng, Task
 from promptfed.runner import Result, run
 from promptfed.tree import Tree
+from tiny_runs import BACKBONE, plain, tiny, write_images
 
 WEIGHTS = 1092  # of the network below: 8 + 40 + 392 + 16 + 216 + 72 + 16 + 144 + 136 + 16 + 36
-BACKBONE = {"name": "vit-tiny", "width": 8, "depth": 1, "heads": 2, "patch": 4}
 SCORE = {"mean", "weighted", "worst", "p10", "per_client"}
-
-
-def write_images(path: Path, count: int = 96, side: int = 8, classes: int = 4) -> Path:
-    """Write noisy images of a few patterns as an .npz file."""
-    rng = np.random.default_rng(0)
-    labels = np.arange(count) % classes
-    patterns = rng.integers(40, 216, (classes, side, side, 3))
-    noise = rng.integers(-60, 61, (count, side, side, 3))
-    np.savez(path, x=np.clip(patterns[labels] + noise, 0, 255).astype(np.uint8), y=labels)
-    return path
-
-
-def tiny(images: Path, *more: str) -> list[str]:
-    """Return the words of a run that takes well under a second."""
-    backbone = [f"backbone.{key}={value}" for key, value in BACKBONE.items()]
-    words = [f"data.name=npz:{images}", *backbone, "clients=4", "rounds=3", "partition.name=iid", "method.epochs=1"]
-    return [*words, *more]
-
-
-def plain(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return rounds without the one number that depends on the weather."""
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
 
 
 @dataclass(frozen=True)

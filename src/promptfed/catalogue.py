@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from promptfed import config, options
+from promptfed import config, options, registry
 from promptfed.backbones import BACKBONES
 from promptfed.data import DATASETS, status
 from promptfed.data.download import home
@@ -25,18 +25,18 @@ _WITHOUT_KEYS = ("recipes", "figures")  # a recipe has too many to show, a figur
 def entries(kind: str) -> list[Entry]:
     """Return every thing of that kind: its name, what it is, and its recipe keys with their defaults."""
     if kind == "recipes":
-        described = ((name, *config.describe(name)) for name in config.recipes())
+        described = ((name, *config.describe(name)) for name in registry.recipes())
         return [{"name": name, "about": about, "keys": keys} for name, about, keys in described]
     if kind == "figures":
         return [{"name": name, "about": _sentence(one.about), "keys": {}} for name, one in sorted(KINDS.items())]
     registries: dict[str, Mapping[str, type]] = {
-        "methods": config.methods(),
+        "methods": registry.methods(),
         "datasets": DATASETS,
         "backbones": BACKBONES,
         "partitions": PARTITIONS,
     }
-    registry = registries[kind]
-    return [{"name": name, "about": _about(item), "keys": _keys(item)} for name, item in sorted(registry.items())]
+    known = sorted(registries[kind].items())
+    return [{"name": name, "about": _about(item), "keys": _keys(item)} for name, item in known]
 
 
 def _sentence(words: str) -> str:

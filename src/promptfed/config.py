@@ -1,23 +1,18 @@
 """Recipes: frozen values from TOML and dotted overrides, and the run they describe."""
 
 import hashlib
-import importlib
 import json
-import pkgutil
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache
-from importlib.metadata import entry_points
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-import promptfed.methods
-from promptfed import guards, options
+from promptfed import guards, options, registry
 from promptfed.backbones import BACKBONES
-from promptfed.cells import SUFFIX, Cell, read_cells
+from promptfed.cells import SUFFIX
 from promptfed.data.datasets import DATASETS
 from promptfed.data.partition import PARTITIONS
 from promptfed.errors import PromptFedError, choice
@@ -25,7 +20,6 @@ from promptfed.method import Method
 from promptfed.methods.with_frame import WithFrame
 from promptfed.options import Count, NonNegative, Whole
 
-RECIPES = Path(__file__).parent / "recipes"
 PROMPTED = f"+{WithFrame.name}"  # ends the name of a method whose images have a visual prompt
 Table = dict[str, Any]
 
@@ -109,76 +103,6 @@ DEFAULTS = {
 TABLES = ("method", "prompt", "data", "partition", "backbone", "fleet", "evaluate", "guards")
 
 
-# -- finding things by name ---------------------------------------------------------------------------------------
-
-
-def methods() -> dict[str, type[Method]]:
-    """Return every method by name: the package's own, then those other packages announce by entry point."""
-    found: dict[str, type[Method]] = {}
-    for module in pkgutil.iter_modules(promptfed.methods.__path__):
-        names = vars(importlib.import_module(f"promptfed.methods.{module.name}")).values()
-        for kind in names:
-            own = isinstance(kind, type) and issubclass(kind, Method) and kind.__module__.endswith(module.name)
-            if own and kind is not WithFrame:  # which is no method without another one
-                found[kind.name] = kind
-    for point in entry_points(group="promptfed.methods"):
-        if point.name in found:
-            raise PromptFedError(f'Two methods are called "{point.name}": the other comes from {point.value}.')
-        found[point.name] = point.load()
-    return found
-
-
-def find_method(name: str) -> type[Method]:
-    """Return the method of that name, or the class at a dotted path such as "pkg.mine:MyMethod"."""
-    if ":" not in name:
-        known = methods()
-        if name not in known:
-            raise choice("method", name, known)
-        return known[name]
-    module, _, attribute = name.partition(":")
-    try:
-        kind = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise PromptFedError(f'There is no method "{name}": {error}.') from error
-    if not (isinstance(kind, type) and issubclass(kind, Method)):
-        raise PromptFedError(f'"{name}" is no Method: it must be a subclass of promptfed.Method.')
-    if issubclass(kind, WithFrame):
-        raise PromptFedError(f"{name} wraps another method: name that one, and give prompt.kind beside it.")
-    return kind
-
-
-@cache  # the package's own files stay as they are, and there are hundreds of cells
-def recipes() -> dict[str, Path]:
-    """Return the shipped recipes by name; a table's cell, such as "pfedpg/t1-office/fedvpt", leads to the table."""
-    found: dict[str, Path] = {}
-    for path in sorted(RECIPES.rglob("*.toml")):
-        name = path.relative_to(RECIPES).as_posix().removesuffix(".toml").removesuffix(".table")
-        if path.name.endswith(SUFFIX):
-            found |= {f"{name}/{cell}": path for cell in _cells(path)}
-        else:
-            found[name] = path
-    return found
-
-
-@cache
-def tables() -> dict[str, Path]:
-    """Return the shipped tables of papers by name, such as "pfedpg/t1-office"."""
-    return {
-        path.relative_to(RECIPES).as_posix().removesuffix(SUFFIX): path for path in sorted(RECIPES.rglob(f"*{SUFFIX}"))
-    }
-
-
-def describe(name: str) -> tuple[str, Table]:
-    """Return what a shipped recipe says of itself, and the keys it sets."""
-    path = recipes()[name]
-    first = path.read_text(encoding="utf-8").split("\n", 1)[0]
-    about = first.removeprefix("#").strip() if first.startswith("#") else ""
-    if path.name.endswith(SUFFIX):
-        cell = _cell(path, name)
-        about = f"{cell.row.title}, {cell.column.title}: {about}"
-    return about, _read(name)[0]
-
-
 # -- reading --------------------------------------------------------------------------------------------------------
 
 
@@ -186,6 +110,17 @@ def load(source: str, overrides: Sequence[str] = ()) -> list[Recipe]:
     """Read a recipe file, a shipped recipe or a method's name, apply `key=value` overrides, and expand sweeps."""
     content, where = _read(source)
     return expand(content, overrides, where)
+
+
+def describe(name: str) -> tuple[str, Table]:
+    """Return what a shipped recipe says of itself, and the keys it sets."""
+    path = registry.recipes()[name]
+    first = path.read_text(encoding="utf-8").split("\n", 1)[0]
+    about = first.removeprefix("#").strip() if first.startswith("#") else ""
+    if path.name.endswith(SUFFIX):
+        cell = registry.cell(path, name)
+        about = f"{cell.row.title}, {cell.column.title}: {about}"
+    return about, _read(name)[0]
 
 
 def expand(content: Table, overrides: Sequence[str], where: str) -> list[Recipe]:
@@ -206,14 +141,14 @@ def expand(content: Table, overrides: Sequence[str], where: str) -> list[Recipe]
 
 
 def _read(source: str) -> tuple[Table, str]:
-    if source.endswith(SUFFIX) or source in tables():
+    if source.endswith(SUFFIX) or source in registry.tables():
         raise PromptFedError(f"{source} is a whole table, not one recipe; use promptfed reproduce {source}.")
-    shipped = recipes()
+    shipped = registry.recipes()
     path = shipped.get(source, Path(source))
     if source in shipped and path.name.endswith(SUFFIX):
-        return _cell(path, source).recipe, source
+        return registry.cell(path, source).recipe, source
     if not (source in shipped or source.endswith(".toml") or path.is_file()):
-        kinds = {**methods(), **shipped}
+        kinds = {**registry.methods(), **shipped}
         if ":" not in source and source.removesuffix(PROMPTED) not in kinds:
             raise choice("method or recipe", source, kinds)
         return {"method": {"name": source}}, f"what was given for {source}"
@@ -223,16 +158,6 @@ def _read(source: str) -> tuple[Table, str]:
         raise PromptFedError(f"The recipe {path} cannot be read: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise PromptFedError(f"The recipe {path} is no valid TOML: {error}.") from error
-
-
-@cache
-def _cells(path: Path) -> dict[str, Cell]:
-    return read_cells(path, path.relative_to(RECIPES).as_posix().removesuffix(SUFFIX)).cells()
-
-
-def _cell(path: Path, name: str) -> Cell:
-    table = path.relative_to(RECIPES).as_posix().removesuffix(SUFFIX)
-    return _cells(path)[name.removeprefix(f"{table}/")]
 
 
 def _value(text: str) -> object:
@@ -286,10 +211,10 @@ def _is_list_field(content: Table, path: tuple[str, ...]) -> bool:
     method = (table if isinstance(table, dict) else {}).get("name", Recipe().method["name"])
     name = content[path[0]].get("name", method if path[0] == "method" else None)
     if name is None and isinstance(method, str):
-        name = find_method(method.removesuffix(PROMPTED)).backbone
+        name = registry.find_method(method.removesuffix(PROMPTED)).backbone
     if not isinstance(name, str):
         return False
-    kind = BACKBONES.get(name) if path[0] == "backbone" else find_method(name.removesuffix(PROMPTED))
+    kind = BACKBONES.get(name) if path[0] == "backbone" else registry.find_method(name.removesuffix(PROMPTED))
     return kind is not None and str(options.hints(kind).get(path[1], "")).startswith("tuple")
 
 
@@ -322,7 +247,7 @@ def resolve(content: Mapping[str, Any], where: str = "the recipe") -> Recipe:
         raise PromptFedError(f"per_round={recipe.per_round} is more than {there}.")
     method = recipe.method.get("name")
     if "name" not in recipe.backbone and isinstance(method, str):
-        plain = find_method(method.removesuffix(PROMPTED))
+        plain = registry.find_method(method.removesuffix(PROMPTED))
         recipe = replace(recipe, backbone={"name": plain.backbone} | recipe.backbone)
     check_device(recipe.device)
     method_table, prompt_table = _fill_method(recipe.method, recipe.prompt)
@@ -346,7 +271,7 @@ def _inverts(content: Mapping[str, Any]) -> bool:
     """Say whether a recipe's method learns a word of a text-to-image model."""
     method = content.get("method")
     name = method.get("name") if isinstance(method, dict) else None
-    return isinstance(name, str) and find_method(name.removesuffix(PROMPTED)).inverts
+    return isinstance(name, str) and registry.find_method(name.removesuffix(PROMPTED)).inverts
 
 
 def check_device(device: str) -> None:
@@ -398,7 +323,7 @@ def _fill_method(table: Table, prompt: Table) -> tuple[Table, Table]:
     """Fill in a method's options, and those of its visual prompt if it has one; the method's name then says so."""
     name, given = _named(table, "method")
     plain = name.removesuffix(PROMPTED)
-    kind = find_method(plain)
+    kind = registry.find_method(plain)
     preset = given.pop("preset", None)
     if preset is not None:
         if preset not in kind.presets:
@@ -430,13 +355,13 @@ def _plain(made: Any) -> Table:
 def build_method(recipe: Recipe) -> Method:
     """Return the recipe's method."""
     name, given = _named(recipe.method, "method")
-    method = options.make(find_method(name.removesuffix(PROMPTED)), given, "method")
+    method = options.make(registry.find_method(name.removesuffix(PROMPTED)), given, "method")
     return _prompted(method, recipe.prompt) if recipe.prompt else method
 
 
 def training(recipe: Recipe) -> Recipe:
     """Return the recipe without the options that matter in testing alone: equal ones train the same."""
-    testing = find_method(str(recipe.method["name"]).removesuffix(PROMPTED)).testing
+    testing = registry.find_method(str(recipe.method["name"]).removesuffix(PROMPTED)).testing
     return replace(recipe, method={key: value for key, value in recipe.method.items() if key not in testing})
 
 

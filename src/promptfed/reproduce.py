@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from promptfed import config
+from promptfed import config, registry
 from promptfed.cells import SUFFIX, Cell, PaperTable, read_cells
 from promptfed.config import Recipe
 from promptfed.errors import PromptFedError, choice
@@ -62,7 +62,7 @@ class Plan:
 
 def find_table(source: str) -> PaperTable:
     """Return a shipped table by name, or the one in a .table.toml file."""
-    shipped = config.tables()
+    shipped = registry.tables()
     if source in shipped:
         return read_cells(shipped[source], source)
     if source.endswith(SUFFIX):

@@ -23,7 +23,7 @@ from promptfed.record import Record
 from promptfed.report import read_run
 from promptfed.runner import Result, run
 from promptfed.tree import Tree
-from test_runner import plain, write_images
+from tiny_runs import plain, write_images
 from toys import shares
 
 SIZES, TESTS = (9, 12, 5, 8), (4, 6, 5, 3)

@@ -19,7 +19,7 @@ from promptfed.probes.opened import reopen
 from promptfed.probes.seen import class_attention, grad_cam
 from promptfed.report import write_report
 from test_cli import promptfed
-from test_runner import tiny, write_images
+from tiny_runs import tiny, write_images
 
 CNN = ["backbone.name=cnn", "backbone.channels=[4]", "backbone.kernel=3", "backbone.hidden=[8]"]
 CNN += ["backbone.pool_after=[1]"]

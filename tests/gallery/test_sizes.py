@@ -10,7 +10,7 @@ from drawn import about
 from promptfed.errors import PromptFedError
 from promptfed.gallery import draw
 from test_cli import promptfed
-from test_runner import write_images
+from tiny_runs import write_images
 
 NOBODY = {"down_floats": 1, "up_floats": 1, "down_bytes": 4, "up_bytes": 4}
 AROUND = '[method]\nname = "{method}"\n[prompt]\nkind = "{kind}"\nsize = {size}\n'

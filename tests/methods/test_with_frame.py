@@ -28,7 +28,7 @@ from promptfed.methods.pfedpt import PFedPT
 from promptfed.methods.with_frame import WithFrame
 from promptfed.options import make
 from promptfed.tree import Tree
-from test_runner import tiny, write_images
+from tiny_runs import tiny, write_images
 from toys import BLACK, Linear, dataset, numbered, rng, shards, task
 
 Kind = Literal["frame", "patch", "random-patch"]

@@ -6,8 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from promptfed.errors import PromptFedError
-from promptfed.sites import keeper
 from promptfed.sites.cli import _accuracy, app, told
+from promptfed.sites.pid_file import watching
 from promptfed.sites.settings import WINDOW
 
 LINE = {
@@ -91,7 +91,7 @@ def test_status_tells_a_run_that_will_go_on_from_one_that_has_stopped(tmp_path: 
     def last() -> str:
         return CliRunner().invoke(app, ["status", "--federation", str(tmp_path)]).stdout.replace("\n", " ").rstrip()
 
-    with keeper.watching(run / WINDOW), keeper.watching(run / WINDOW):  # two windows may look at one run
+    with watching(run / WINDOW), watching(run / WINDOW):  # two windows may look at one run
         assert last().endswith("0 rounds, waiting for its next job")
     assert last().endswith("0 rounds, stopped")
 

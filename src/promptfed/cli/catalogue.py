@@ -37,10 +37,10 @@ def list_(kind: Kind, as_json: Annotated[bool, typer.Option("--json", help="Mach
 
 def check(method: MethodName) -> None:
     """Run the conformance suite on a method: what every method must promise, on a toy task."""
-    from promptfed import config, options
+    from promptfed import options, registry
     from promptfed.checks import PROMISES, check_method
 
-    ready = options.make(config.find_method(method), {}, "method")
+    ready = options.make(registry.find_method(method), {}, "method")
     for name, promise in PROMISES.items():
         check_method(ready, only=name)
         say(f"kept    {promise}")

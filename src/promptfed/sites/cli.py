@@ -184,11 +184,12 @@ def _free(parent: Path, stem: str) -> Path:
 @app.command()
 def status(home: Home = HERE) -> None:
     """Say whether the server is up, which sites are connected, and how far the runs have come."""
-    from promptfed.sites import keeper, supervisor
+    from promptfed.sites import supervisor
+    from promptfed.sites.pid_file import running
     from promptfed.sites.settings import read_federation
 
     federation = read_federation(_folder(home) / "fed.toml")
-    up = keeper.running(home / "server.pid") is not None
+    up = running(home / "server.pid") is not None
     say(f"server: {'up' if up else 'down'}")
     connected = supervisor.connected(home) if up else None
     for site in federation.sites:
@@ -203,14 +204,14 @@ def status(home: Home = HERE) -> None:
 def _state(folder: Path) -> str:
     """Return in words what a run is doing, or why it has stopped, if it failed."""
     from promptfed.record import LOCK
-    from promptfed.sites import keeper
+    from promptfed.sites.pid_file import running
     from promptfed.sites.settings import FAILED, TOLD, WINDOW
 
     if (folder / "summary.json").exists():
         return "finished"
-    if keeper.running(folder / LOCK) is not None:
+    if running(folder / LOCK) is not None:
         return "at work"
-    if keeper.running(folder / WINDOW) is not None:
+    if running(folder / WINDOW) is not None:
         return "waiting for its next job"
     path = next((path for path in (folder / FAILED, folder / TOLD) if path.exists()), None)
     return "stopped" if path is None else f"stopped: {json.loads(path.read_text(encoding='utf-8'))['reason']}"
@@ -219,14 +220,14 @@ def _state(folder: Path) -> str:
 @app.command()
 def stop(home: Home = HERE) -> None:
     """Stop the coordinator's server, and with it the job; runs can be resumed."""
-    from promptfed.sites import keeper
+    from promptfed.sites.pid_file import running
 
-    process = keeper.running(_folder(home) / "server.pid")
+    process = running(_folder(home) / "server.pid")
     if process is None:
         say("The server is not running.")
         return
     os.kill(process, signal.SIGTERM)
-    while keeper.running(home / "server.pid") is not None:
+    while running(home / "server.pid") is not None:
         time.sleep(0.1)
     say("The server is down.")
 

@@ -4,10 +4,8 @@ Besides what every run folder holds there are sites.json: who takes part, with w
 newcomers.json: the same of the sites that come after the last round, if the recipe has any.
 """
 
-import fcntl
 import hashlib
 import json
-import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,6 +29,7 @@ from promptfed.planning import affordable, pick_device
 from promptfed.record import FEDERATION, LOCK, Line, Record
 from promptfed.report import write_report
 from promptfed.runner import environment
+from promptfed.sites.pid_file import take
 from promptfed.sites.place import Place, blank, read_recipe, settle
 from promptfed.sites.post import RETRY_SECONDS, Events, Post, Terms
 from promptfed.sites.remote import MOST, Expected, Remote
@@ -131,15 +130,12 @@ def sole(folder: Path) -> Iterator[None]:
     with (folder / LOCK).open("a+") as lock:
         while True:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                take(lock)
                 break
             except BlockingIOError as error:
                 if time.monotonic() > ends:
                     raise Busy(f"Another process is at work in {folder}.") from error
                 time.sleep(0.1)
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
         yield
 
 

@@ -29,7 +29,7 @@ def read_frame(file: IO[bytes]) -> bytes | None:
 
 def worker_command(site: str, home: Path, data: str, device: str = "auto") -> list[str]:
     """Return the command line of a site's worker."""
-    module = "promptfed.sites.worker"
+    module = "promptfed.sites.worker_process"
     given = ["--site", site, "--home", str(home), "--data", data, "--device", device]
     return [sys.executable, "-m", module, *given]
 

@@ -1,7 +1,6 @@
 """Keeps a party's parent process up, the server's or a site's: one at a time, started again whenever it dies."""
 
 import contextlib
-import fcntl
 import math
 import os
 import signal
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from promptfed.errors import PromptFedError
 from promptfed.sites import kits
+from promptfed.sites.pid_file import take
 
 RESTART_SECONDS = 1.0
 END_SECONDS = 8.0  # a parent process gets to end by itself
@@ -134,12 +134,9 @@ def _alone(pid_file: Path) -> Iterator[None]:
     """Hold the file that names this process; a second one for the same party is refused."""
     with pid_file.open("a+") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            take(file)
         except BlockingIOError as error:
             raise PromptFedError(f"It is running already, see {pid_file}.") from error
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
         try:
             yield
         finally:
@@ -175,26 +172,3 @@ def _end_group(process: "subprocess.Popen[bytes]") -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-@contextmanager
-def watching(pid_file: Path) -> Iterator[None]:
-    """Hold the file beside anyone else who watches, so that `running` finds one of them."""
-    with pid_file.open("a+") as file:
-        fcntl.flock(file, fcntl.LOCK_SH)
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield
-
-
-def running(pid_file: Path) -> int | None:
-    """Return the process that holds the file, if one does."""
-    if not pid_file.exists():
-        return None
-    with pid_file.open("r+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return int(file.read() or 0) or None
-    return None

@@ -17,7 +17,8 @@ from promptfed.errors import PromptFedError
 from promptfed.files import write_json
 from promptfed.record import FEDERATION, LOCK
 from promptfed.sites import kits
-from promptfed.sites.keeper import Say, running, watching
+from promptfed.sites.keeper import Say
+from promptfed.sites.pid_file import running, watching
 from promptfed.sites.settings import FAILED, TOLD, WINDOW, Federation, read_federation
 
 RETRY_SECONDS = 1.0  # before a server that is not there is asked again

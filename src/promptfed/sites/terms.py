@@ -17,8 +17,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
-from promptfed import options
-from promptfed.config import PROMPTED, Recipe, methods
+from promptfed import options, registry
+from promptfed.config import PROMPTED, Recipe
 from promptfed.errors import PromptFedError, choice
 from promptfed.guards import GuardOptions
 from promptfed.options import NonNegative, Range
@@ -82,6 +82,6 @@ def read_terms(path: Path) -> Terms:
                 raise choice("key", key, known, str(path))
     made = options.make(Terms, content, "terms")
     for name in made.methods:
-        if name.removesuffix(PROMPTED) not in methods():
-            raise choice("method", name, methods(), str(path))
+        if name.removesuffix(PROMPTED) not in registry.methods():
+            raise choice("method", name, registry.methods(), str(path))
     return Terms(made.methods, options.make(Limits, limits, "guards"))

@@ -11,34 +11,25 @@ A request names the version it builds on. So a round that came to nothing, a lat
 back to its last checkpoint leaves no trace in the site's state.
 """
 
-import argparse
-import contextlib
-import fcntl
 import hashlib
 import json
 import logging
-import os
 import re
-import signal
-import sys
-import threading
 import time
 import tomllib
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import TypeVar
 
 import torch
 
 from promptfed import tree
-from promptfed.errors import PromptFedError
 from promptfed.federation.store import read_tree, write_tree
 from promptfed.files import write_json, write_text
 from promptfed.predict import write_model
 from promptfed.sites import masking, terms, wire
-from promptfed.sites.frames import read_frame, write_frame
 from promptfed.sites.masking import Masks
 from promptfed.sites.place import Place, own_data, read_recipe, relabelled, settle
 from promptfed.sites.wire import Head, Message, Refused
@@ -360,57 +351,3 @@ def _weight(place: Place) -> torch.Tensor:
 
 def _norm(value: torch.Tensor) -> float:
     return round(float(value.double().norm()), 6)
-
-
-# -- as a process of its own ------------------------------------------------------------------------------------------
-
-
-def main() -> None:
-    """Answer requests from standard input until it ends."""
-    parser = argparse.ArgumentParser()
-    for name in ("site", "home", "data", "device"):
-        parser.add_argument(f"--{name}", required=True)
-    given: Any = parser.parse_args()
-    # whatever a library prints must not end up between the answers
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    threading.Thread(target=_follow, args=(os.getppid(),), daemon=True).start()
-    home = Path(given.home)
-    home.mkdir(parents=True, exist_ok=True)
-    with (home / "lock").open("a+") as lock:
-        _succeed(lock)
-        worker = Worker(given.site, home, given.data, given.device)
-        while (request := read_frame(sys.stdin.buffer)) is not None:
-            write_frame(answers, worker.answer(request))
-
-
-def _succeed(lock: IO[str]) -> None:
-    """Become the site's only worker: one of a job that has been given up is ended."""
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            lock.seek(0)
-            if number := lock.read():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(number), signal.SIGKILL)
-            time.sleep(0.1)
-    lock.truncate(0)
-    lock.write(str(os.getpid()))
-    lock.flush()
-
-
-def _follow(parent: int) -> None:
-    """End this process when its parent has ended, even in the middle of a round."""
-    while os.getppid() == parent:
-        time.sleep(0.2)
-    os._exit(1)
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except (PromptFedError, KeyboardInterrupt) as error:
-        sys.exit(f"promptfed: {error}")

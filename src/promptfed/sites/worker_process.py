@@ -1,0 +1,65 @@
+"""A site's worker as a process of its own: it reads requests from standard input and writes the answers."""
+
+import argparse
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from promptfed.errors import PromptFedError
+from promptfed.sites.frames import read_frame, write_frame
+from promptfed.sites.pid_file import take
+from promptfed.sites.worker import Worker
+
+
+def main() -> None:
+    """Answer requests from standard input until it ends."""
+    parser = argparse.ArgumentParser()
+    for name in ("site", "home", "data", "device"):
+        parser.add_argument(f"--{name}", required=True)
+    given: Any = parser.parse_args()
+    # whatever a library prints must not end up between the answers
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    threading.Thread(target=_follow, args=(os.getppid(),), daemon=True).start()
+    home = Path(given.home)
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "lock").open("a+") as lock:
+        _succeed(lock)
+        worker = Worker(given.site, home, given.data, given.device)
+        while (request := read_frame(sys.stdin.buffer)) is not None:
+            write_frame(answers, worker.answer(request))
+
+
+def _succeed(lock: IO[str]) -> None:
+    """Become the site's only worker: one of a job that has been given up is ended."""
+    while True:
+        try:
+            take(lock)
+            return
+        except BlockingIOError:
+            lock.seek(0)
+            if number := lock.read():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(number), signal.SIGKILL)
+            time.sleep(0.1)
+
+
+def _follow(parent: int) -> None:
+    """End this process when its parent has ended, even in the middle of a round."""
+    while os.getppid() == parent:
+        time.sleep(0.2)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (PromptFedError, KeyboardInterrupt) as error:
+        sys.exit(f"promptfed: {error}")
