@@ -118,7 +118,8 @@ class Store:
         alike: dict[object, dict[int, Tree]] = {}
         held = 0
         for client in sorted(clients):
-            value = self._memory[client] if client in self._memory else self._read(client)
+            # one that was read lies on the CPU, whatever device the others are on
+            value = tree.to(self._memory[client], "cpu") if client in self._memory else self._read(client)
             shape = tuple((name, part.shape, part.dtype) for name, part in value.items())
             alike.setdefault(shape, {})[client] = value
             held += tree.nbytes(value)
