@@ -1,13 +1,16 @@
 """What only a GPU shows: recorded steps give what plain steps give, runs repeat, 8-bit kernels do what torch does."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from promptfed import checks, tree
-from promptfed.backbones import float8
+from promptfed.backbones import float8, fused
 from promptfed.backbones.pretrained import ViT
+from promptfed.federation.store import Store
 from promptfed.method import Method
 from promptfed.methods.fedapt import FedAPT
 from promptfed.methods.fedavg import FedAvg
@@ -55,6 +58,67 @@ def test_recorded_steps_equal_plain_steps_on_the_cpu(method: Method, tmp_path: P
 def test_the_same_run_twice_gives_the_same_bits(tmp_path: Path) -> None:
     first, again = (_rounds(PFedPT(), tmp_path / name, "stacked", "cuda") for name in ("a", "b"))
     assert all(torch.equal(first[0][name], again[0][name]) for name in first[0])
+
+
+def test_personal_trees_of_a_gpu_are_saved_beside_those_of_an_earlier_checkpoint(tmp_path: Path) -> None:
+    def own(value: float) -> tree.Tree:
+        return {"w": torch.full((3,), value, device="cuda")}
+
+    first = Store(lambda client: {}, tmp_path)
+    for client in range(4):
+        first.put(client, own(client))
+    first.seal()
+    resumed = Store(lambda client: {}, tmp_path)
+    resumed.restore(first.commit())
+    for client in (0, 1, 2):  # most of the file is out of date now, so that client 3 is written anew
+        resumed.put(client, own(10 + client))
+    resumed.seal()
+    again = Store(lambda client: {}, tmp_path)
+    again.restore(resumed.commit())
+    assert [again.get(client)["w"].tolist() for client in range(4)] == [[v] * 3 for v in (10.0, 11.0, 12.0, 3.0)]
+
+
+Function = Callable[..., Tensor | tuple[Tensor, ...]]
+
+
+def _near(function: Function, shapes: Sequence[tuple[int, ...]]) -> None:
+    """Assert that a function and its first and second gradients on the GPU are near the CPU's in double precision."""
+    found = []
+    for device, kind in (("cuda", torch.float32), ("cpu", torch.float64)):
+        draw = torch.Generator().manual_seed(0)
+        leaves = [torch.randn(shape, generator=draw).to(device, kind).requires_grad_() for shape in shapes]
+        made = function(*leaves)
+        outs = made if isinstance(made, tuple) else (made,)
+        value = torch.stack(
+            [(out * torch.randn(out.shape, generator=draw).to(device, kind)).sum() for out in outs]
+        ).sum()
+        once = torch.autograd.grad(value, leaves, retain_graph=True)
+        grads = torch.autograd.grad(value, leaves, create_graph=True)
+        bent = torch.stack([grad.square().sum() for grad in grads]).sum()
+        twice = torch.autograd.grad(bent, leaves, materialize_grads=True)
+        found.append([part.detach().double().cpu() for part in (*outs, *once, *grads, *twice)])
+    for got, want in zip(*found, strict=True):
+        assert (got - want).norm() < 1e-3 * want.norm() + 1e-6
+
+
+@pytest.mark.parametrize(("tokens", "heads", "d"), [(65, 8, 16), (5, 2, 32), (128, 1, 64)])
+def test_attention_in_one_kernel_is_attention_written_out(tokens: int, heads: int, d: int) -> None:
+    _near(lambda qkv: fused.attend(qkv, heads), [(2, 3, tokens, 3 * heads * d)])
+
+
+@pytest.mark.parametrize("lead", [(), (1,), (3,)])
+def test_norms_in_one_kernel_are_norms_written_out(lead: tuple[int, ...]) -> None:
+    rows, own = (*lead, 2, 11, 48), (*lead, 48)
+    _near(lambda x, weight, bias: fused.layer_norm(x, weight, bias, 1e-6), [rows, own, own])
+    _near(lambda z, branch, weight, bias: fused.add_and_norm(z, branch, weight, bias, 1e-6), [rows, rows, own, own])
+
+
+def test_clients_may_share_the_weights_of_a_norm() -> None:
+    def shared(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        own = weight.expand(3, 48), bias.expand(3, 48)
+        return fused.layer_norm(x, *own, 1e-6), *fused.add_and_norm(x, x, *own, 1e-6)
+
+    _near(shared, [(3, 2, 11, 48), (48,), (48,)])
 
 
 def _back(rows: float8.Rows) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from promptfed import ops
-from promptfed.backbones import float8
+from promptfed.backbones import float8, fused
 from promptfed.backbones.init import affine
 from promptfed.errors import PromptFedError
 from promptfed.method import Tokens
@@ -112,22 +112,24 @@ def features(
     z = embed(arch, weights, x, layered[0] if layered else None)
     if arch.pre_norm:
         z = ops.layer_norm(z, weights["prenorm.weight"], weights["prenorm.bias"], arch.eps)
-    fused = thrifty and z.is_cuda and z.dtype == torch.bfloat16  # for float32 see ops.attention
+    flash = thrifty and z.is_cuda and z.dtype == torch.bfloat16  # for float32 see fused.attend
     count = layered[0].shape[-2] if layered else 0
     wanted = slice(1, 1 + count) if prompts_only and count else slice(None)
-    number = 0
+    number, branch = 0, None  # the last branch is added to z when it is needed
     while number < arch.depth:
         if 0 < number < len(layered):
-            z = _replace(z, layered[number], layered[number - 1].shape[-2])
+            z, branch = _replace(_sum(z, branch), layered[number], layered[number - 1].shape[-2]), None
         # low blocks between which no prompt changes are one step
         last = len(low) if number + 1 >= len(layered) else number + 1
         if number < len(low):
-            z = float8.through(z, low[number:last], wanted if number == 0 else slice(None))
+            z, branch = float8.through(_sum(z, branch), low[number:last], wanted if number == 0 else slice(None)), None
             number = last
         else:
-            z = _block(arch, weights, f"block{number}", z, alone=thrifty and number == arch.depth - 1, fused=fused)
+            alone = thrifty and number == arch.depth - 1
+            z, branch = _block(arch, weights, f"block{number}", z, branch, alone=alone, flash=flash)
             number += 1
-    z = ops.layer_norm(z[..., 0, :], weights["norm.weight"], weights["norm.bias"], arch.eps)
+    z = _sum(z[..., 0, :], None if branch is None else branch[..., 0, :])
+    z = ops.layer_norm(z, weights["norm.weight"], weights["norm.bias"], arch.eps)
     return _map(z, weights["projection.weight"]) if arch.projection else z
 
 
@@ -167,40 +169,47 @@ def _replace(z: Tensor, tokens: Tensor, count: int) -> Tensor:
     return torch.cat([z[..., :1, :], _placed(tokens, z), z[..., 1 + count :, :]], -2)
 
 
-def _block(arch: Arch, weights: Tree, block: str, z: Tensor, *, alone: bool, fused: bool) -> Tensor:
-    """Return z after attention and MLP; `alone`: of the class token only, as no later block looks at the others."""
+def _block(
+    arch: Arch, weights: Tree, block: str, z: Tensor, branch: Tensor | None, *, alone: bool, flash: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return z + branch after attention, and the MLP's branch, which is still to be added.
+
+    `alone`: of the class token only, as no later block looks at the others.
+    """
 
     def w(name: str) -> Tensor:
         return weights[f"{block}.{name}"]
 
-    plain = ops.layer_norm(z, w("norm1.weight"), w("norm1.bias"), arch.eps)
+    z, plain = _add_and_norm(z, branch, w("norm1.weight"), w("norm1.bias"), arch.eps)
     if alone:
         z = z[..., :1, :]
-    mixed = _attend(arch, w("qkv.weight"), w("qkv.bias"), plain, alone=alone, fused=fused)
-    z = _add(z, ops.linear(mixed, w("out.weight"), w("out.bias")), w("scale1") if arch.layer_scale else None)
-    plain = ops.layer_norm(z, w("norm2.weight"), w("norm2.bias"), arch.eps)
+    mixed = _attend(arch, w("qkv.weight"), w("qkv.bias"), plain, alone=alone, flash=flash)
+    z, branch = _scaled(z, ops.linear(mixed, w("out.weight"), w("out.bias")), w("scale1") if arch.layer_scale else None)
+    z, plain = _add_and_norm(z, branch, w("norm2.weight"), w("norm2.bias"), arch.eps)
     hidden = ops.linear(plain, w("mlp1.weight"), w("mlp1.bias"))
     if arch.swiglu:
         gate, hidden = hidden.chunk(2, -1)
         hidden = F.silu(gate) * hidden
     else:
         hidden = quick_gelu(hidden) if arch.quick_gelu else F.gelu(hidden)
-    return _add(z, ops.linear(hidden, w("mlp2.weight"), w("mlp2.bias")), w("scale2") if arch.layer_scale else None)
+    return _scaled(z, ops.linear(hidden, w("mlp2.weight"), w("mlp2.bias")), w("scale2") if arch.layer_scale else None)
 
 
-def _attend(arch: Arch, weight: Tensor, bias: Tensor, z: Tensor, *, alone: bool, fused: bool) -> Tensor:
+def _attend(arch: Arch, weight: Tensor, bias: Tensor, z: Tensor, *, alone: bool, flash: bool) -> Tensor:
     """Return what every token, or the class token `alone`, gathers from all of z: [..., T or 1, width]."""
+    if not (alone or flash):
+        return fused.attend(ops.linear(z, weight, bias), arch.heads)
 
     def heads(x: Tensor, rows: slice) -> tuple[Tensor, ...]:
         flat = ops.linear(x, weight[..., rows, :], bias[..., rows])
         found: Tensor = flat.unflatten(-1, (-1, arch.heads, arch.width // arch.heads)).movedim((-3, -2), (0, -3))
-        return (found if fused else found.contiguous()).unbind(0)  # each [..., heads, T, d]
+        return (found if flash else found.contiguous()).unbind(0)  # each [..., heads, T, d]
 
     if alone:
         query, key, value = *heads(z[..., :1, :], slice(arch.width)), *heads(z, slice(arch.width, None))
     else:
         query, key, value = heads(z, slice(None))
-    if fused:
+    if flash:
         folded = F.scaled_dot_product_attention(query.flatten(0, -4), key.flatten(0, -4), value.flatten(0, -4))
         mixed = folded.view(query.shape)
     else:
@@ -208,8 +217,20 @@ def _attend(arch: Arch, weight: Tensor, bias: Tensor, z: Tensor, *, alone: bool,
     return mixed.movedim(-3, -2).flatten(-2)
 
 
-def _add(z: Tensor, branch: Tensor, scale: Tensor | None) -> Tensor:
-    return z + branch if scale is None else torch.addcmul(z, branch, ops.spread(scale, 1, z))
+def _scaled(z: Tensor, branch: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Leave a branch to be added, unless it has a scale: then scaling and adding are one step."""
+    return (z, branch) if scale is None else (torch.addcmul(z, branch, ops.spread(scale, 1, z)), None)
+
+
+def _sum(z: Tensor, branch: Tensor | None) -> Tensor:
+    return z if branch is None else z + branch
+
+
+def _add_and_norm(z: Tensor, branch: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return z + branch, and its layer norm."""
+    if branch is None:
+        return z, fused.layer_norm(z, weight, bias, eps)
+    return fused.add_and_norm(z, branch, weight, bias, eps)
 
 
 def _map(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
