@@ -142,6 +142,22 @@ def test_what_came_of_pfedpts_table_on_cifar100() -> None:
     assert f"39 runs took **{sitting['seconds'] / 60:.1f} minutes**, {sitting['runs_per_hour']:.0f} an hour" in page
 
 
+def test_what_came_of_pfedpts_table_with_the_vit() -> None:
+    found = read_table(RESULTS / "pfedpt-t1-cifar10-vit")
+    ours = {one["row"]: told(one["ours"]["weighted"]) for one in found["rows"]}
+    paper = {one["row"]: told(one["paper"]["mean"]) for one in found["rows"] if one["paper"]}
+    for figures, ahead, near in ((ours, 23.2, 4.2), (paper, 21.9, 2.5)):
+        assert figures["pfedpt"] - figures["fedavg"] == pytest.approx(ahead, abs=0.05)
+        personal = [value for row, value in figures.items() if row != "fedavg"]
+        assert max(personal) - min(personal) == pytest.approx(near, abs=0.05)
+    assert ours["fedavg-tuned"] == max(ours.values())
+    assert ours["fedavg-tuned"] - ours["pfedpt"] == pytest.approx(2.5, abs=0.05)
+    assert paper["pfedpt"] - paper["fedavg-tuned"] == pytest.approx(2.5, abs=0.05)
+    runs = json.loads((RESULTS / "pfedpt-t1-cifar10-vit" / "runs.json").read_text(encoding="utf-8"))
+    seconds = [run["seconds"] for run in runs.values()]
+    assert 18 <= min(seconds) / 60 < max(seconds) / 60 < 20.5
+
+
 def test_what_came_of_pfedpgs_claims() -> None:
     printed, tuned = means("pfedpg-office"), means("pfedpg-office", "tuned")
     assert printed["pfedpg"] > max(printed["fedvpt"], printed["singleset-vpt"])

@@ -38,7 +38,7 @@ CIFAR = {
     "c100-dirichlet": ("pfedpg-cifar100-0.01",),
 }
 
-PFEDPT = ("pfedpt-t1-cifar10", "pfedpt-t1-cifar100", "pfedpt-t8-cifar10")
+PFEDPT = ("pfedpt-t1-cifar10", "pfedpt-t1-cifar100", "pfedpt-t1-cifar10-vit", "pfedpt-t8-cifar10")
 FEDAPT = "fedapt-office"
 RELIC = "relic-clematis"
 RATES = {"0.002": "relic-clematis-0.002", "0.005": RELIC, "0.02": "relic-clematis-0.02"}
@@ -133,7 +133,8 @@ def order_table(folder: str) -> list[str]:
     parts = [("clients", [titles[one["column"]] for one in found["agreement"]])]
     for kind, title in (("weighted", "sample-weighted"), ("mean", "mean of clients")):
         parts.append((title, [_two(one["rank_correlation"][kind]) for one in found["agreement"]]))
-    return _markdown(f"{found['title']}: rank correlation with the paper's order of the 13 methods", parts)
+    methods = max(one["methods"] for one in found["agreement"])
+    return _markdown(f"{found['title']}: rank correlation with the paper's order of the {methods} methods", parts)
 
 
 def probe(folder: str) -> list[dict[str, Any]]:
