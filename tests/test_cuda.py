@@ -101,7 +101,7 @@ def _near(function: Function, shapes: Sequence[tuple[int, ...]]) -> None:
         assert (got - want).norm() < 1e-3 * want.norm() + 1e-6
 
 
-@pytest.mark.parametrize(("tokens", "heads", "d"), [(65, 8, 16), (5, 2, 32), (128, 1, 64)])
+@pytest.mark.parametrize(("tokens", "heads", "d"), [(65, 8, 16), (5, 2, 16), (128, 1, 16), (65, 2, 32)])
 def test_attention_in_one_kernel_is_attention_written_out(tokens: int, heads: int, d: int) -> None:
     _near(lambda qkv: fused.attend(qkv, heads), [(2, 3, tokens, 3 * heads * d)])
 

@@ -14,13 +14,13 @@ from torch import Tensor
 from promptfed import ops
 
 LONGEST = 128  # tokens whose scores fit on the chip
-WIDTHS = (16, 32, 64)  # of a head, which the tensor cores take
+NARROW = 16  # the width of a head whose queries, keys, values and scores fit together
 WIDEST = 1024  # a row of a norm
 
 
 def attend(qkv: Tensor, heads: int) -> Tensor:
     """Return what every token gathers by all heads: queries, keys and values [..., T, 3 · width] -> [..., T, width]."""
-    short = qkv.shape[-2] <= LONGEST and qkv.shape[-1] in (3 * heads * d for d in WIDTHS)
+    short = qkv.shape[-2] <= LONGEST and qkv.shape[-1] == 3 * heads * NARROW
     if not (short and _has_kernels(qkv)):
         return _attend(qkv, heads)
     out: Tensor = _Attention.apply(qkv.flatten(0, -3).contiguous(), heads)  # type: ignore[no-untyped-call]
@@ -53,12 +53,14 @@ def _fits(x: Tensor, weight: Tensor) -> bool:
 
 
 def _has_kernels(x: Tensor) -> bool:
-    return x.is_cuda and x.dtype == torch.float32 and _has_triton()
+    return x.is_cuda and x.dtype == torch.float32 and _has_room(x.device)
 
 
 @cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
+def _has_room(device: torch.device) -> bool:
+    """Say whether there is Triton, and a chip with the 96 KB of memory that attention takes: NVIDIA's since Ampere."""
+    nvidia = find_spec("triton") is not None and torch.version.cuda is not None
+    return nvidia and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _attend(qkv: Tensor, heads: int) -> Tensor:
