@@ -49,6 +49,38 @@ def test_only_wanted_jobs_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert done == {one.folder: Done(), two.folder: Done({"rounds": 1}), three.folder: Done(problem="Broken.")}
 
 
+def test_a_failure_is_told_at_once_and_one_of_all_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: list[str] = []
+
+    def work(job: Job) -> Done:
+        told.append(capsys.readouterr().err)
+        return Done({"rounds": 1}) if job.label == "b" else Done(problem="Broken." if job.label == "a" else "No disk.")
+
+    monkeypatch.setattr(jobs, "work", work)
+    made = {name: [Job(name, Recipe(seed=seed, device="cpu"), tmp_path / name)] for seed, name in enumerate("abcd")}
+    execute(made, list(made), tmp_path)
+    assert told == ["", "a: Broken.\n", "", "c: No disk.\n"]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_bug_leaves_its_traceback_until_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job("a", Recipe(device="cpu"), tmp_path / "a")
+
+    def broken(recipe: Recipe, folder: Path) -> runner.Result:
+        folder.mkdir()
+        raise RuntimeError("cats\nand dogs")
+
+    monkeypatch.setattr(runner, "start", broken)
+    place = job.folder / "traceback.txt"
+    assert jobs.work(job) == Done(problem=f"RuntimeError: cats and dogs; {place} says where.")
+    assert "in broken" in place.read_text(encoding="utf-8")
+    monkeypatch.setattr(runner, "start", lambda recipe, folder: runner.Result(folder, [], {"rounds": 1}))
+    assert jobs.work(job) == Done({"rounds": 1})
+    assert not place.exists()
+
+
 def test_what_is_known_is_handed_on_after_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def work(job: Job) -> Done:
         return Done({"rounds": 1}) if job.label == "b" else Done(problem="Broken.")

@@ -1,7 +1,7 @@
 """Running a table's jobs: one by one or side by side in worker processes, each run in a folder of its own.
 
 What is finished is not run again, what was stopped goes on, and of jobs that train the same only the first trains. A
-failure costs one job, not the others.
+failure costs one job, not the others, and is told at once: the rest may take hours.
 """
 
 import gc
@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -29,6 +30,7 @@ from promptfed.progress import bar
 from promptfed.sittings import gpu_load, sitting
 
 STOPPED = "Stopped; run the same command again to go on."
+TRACEBACK = "traceback.txt"  # in the folder of a run that a bug ended
 
 
 @dataclass(frozen=True)
@@ -77,11 +79,15 @@ def execute(
     sample = gpu_load if any(job.recipe.device != "cpu" for job in left) else None
     if keep is not None and any(one.summary is not None for one in done.values()):
         keep(done)
+    told = ""
     with sitting(out, workers, sample) as count:
         for job, result in _one_by_one(left) if workers < 2 else _side_by_side(left, workers):
             done[job.folder] = result
             if result.summary is not None:
                 count()
+            elif result.problem != told:  # what ends all that are left is told once
+                told = result.problem
+                sys.stderr.write(f"{job.label}: {told}\n")
             if keep is not None:
                 keep(done)
     return done
@@ -158,6 +164,7 @@ def work(job: Job) -> Done:
 
     from promptfed import runner
 
+    (job.folder / TRACEBACK).unlink(missing_ok=True)
     try:
         if (job.folder / "recipe.toml").is_file():
             return Done(runner.go_on(job.folder, job.recipe).summary)
@@ -169,7 +176,11 @@ def work(job: Job) -> Done:
     except OSError as error:
         return Done(problem=f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}.")
     except Exception as error:  # a bug in one method, or a full GPU, must not cost the rest of the table
-        return Done(problem=f"{type(error).__name__}: {' '.join(str(error).split())}")
+        sentence = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        if job.folder.is_dir():
+            (job.folder / TRACEBACK).write_text(traceback.format_exc(), encoding="utf-8")
+            sentence += f"; {job.folder / TRACEBACK} says where."
+        return Done(problem=sentence)
     finally:
         gc.collect()
         torch.cuda.empty_cache()  # other workers share the GPU
