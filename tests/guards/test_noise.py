@@ -6,6 +6,8 @@ import torch
 from toy_round import apply
 
 from promptfed import tree
+from promptfed.errors import PromptFedError
+from promptfed.guards.guard import Guard
 from promptfed.guards.noise import CentralNoise, LocalNoise, system_normal
 from promptfed.tree import Tree
 
@@ -51,6 +53,12 @@ def test_keyed_noise_repeats_and_differs_by_client_round_seed_and_name() -> None
     assert noise(0, 0).equal(noise(0, 0))
     different = torch.cat([noise(0, 0), noise(0, 1), noise(1, 0)])
     assert len(different.unique(dim=0)) == 12
+
+
+@pytest.mark.parametrize("guard", [LocalNoise(clip=1.0, noise=0.1, seed=0), CentralNoise(clip=1.0, noise=0.1, seed=0)])
+def test_whole_numbers_are_refused_as_noise_would_be_rounded_away(guard: Guard) -> None:
+    with pytest.raises(PromptFedError, match='cannot hide "counts", which clients send as int64; send it as float32'):
+        apply(guard, sent(2, 3) | {"counts": torch.ones(2, 4, dtype=torch.long)})
 
 
 def test_noise_from_the_system_never_repeats() -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from promptfed import keys, tree
+from promptfed.errors import PromptFedError
 from promptfed.guards.guard import Guard, Handed
 from promptfed.tree import Tree
 
@@ -34,6 +35,7 @@ class LocalNoise(Guard):
 
     def __call__(self, round: int, clients: Tensor, down: Tree, up: Tree, weights: Tensor) -> Handed:  # noqa: A002
         """Give every client its own noise."""
+        _refuse_whole_numbers(up)
         scale, who = self.noise * self.clip, clients.reshape(-1).tolist()
 
         def noisy(name: str, value: Tensor) -> Tensor:
@@ -59,6 +61,7 @@ class CentralNoise(Guard):
 
     def __call__(self, round: int, clients: Tensor, down: Tree, up: Tree, weights: Tensor) -> Handed:  # noqa: A002
         """Hand over the noisy mean as one row; the sum's noise, divided by the number of clients, is the mean's."""
+        _refuse_whole_numbers(up)
         scale = self.noise * self.clip / len(clients)
 
         def noisy(name: str, value: Tensor) -> Tensor:
@@ -67,6 +70,16 @@ class CentralNoise(Guard):
 
         mean = {name: noisy(name, value) for name, value in tree.mean(up, weights).items()}
         return clients, tree.repeat(mean, 1), weights.sum().unsqueeze(0)
+
+
+def _refuse_whole_numbers(up: Tree) -> None:
+    """Refuse to round noise to whole numbers, which would let most of them through as they are."""
+    for name, value in up.items():
+        if not value.is_floating_point():
+            kind = str(value.dtype).removeprefix("torch.")
+            raise PromptFedError(
+                f'guards.noise cannot hide "{name}", which clients send as {kind}; send it as float32.'
+            )
 
 
 def _draw(rows: list[int], shape: tuple[int, ...], entropy: Entropy, like: Tensor) -> Tensor:
