@@ -77,7 +77,7 @@ class TinyViT:
         """Return the class token after the last block [..., B, width]."""
         if not transformer.shapes(self.arch).keys() <= weights.keys():
             raise PromptFedError("vit-tiny has no pretrained weights to freeze; set backbone.name=vit.")
-        # not thrifty, so that its published results keep every bit
+        # not thrifty, so that its results on a CPU keep every bit
         return transformer.features(self.arch, weights, x, tokens, thrifty=False)
 
     def __call__(self, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, noise: Tree | None = None) -> Tensor:
