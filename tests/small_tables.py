@@ -85,3 +85,17 @@ def count_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(jobs, "work", counting)
     return made
+
+
+@pytest.fixture(name="table")
+def given_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a table of two columns and two rows; the current folder is an empty one."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return small_table(tmp_path)
+
+
+@pytest.fixture(name="counted")
+def counted_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the labels of the runs that were really made."""
+    return count_runs(monkeypatch)

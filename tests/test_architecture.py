@@ -26,7 +26,9 @@ ALLOWED = {
     "sittings": {"errors", "outcome"},
     "jobs": {"config", "errors", "outcome", "progress", "runner", "sittings"},
     "registry": {"cells", "errors", "method", "methods"},
-    "reproduce": {"cells", "config", "errors", "jobs", "outcome", "registry", "sittings", "tables"},
+    "nested": {"errors"},
+    "sheet": {"cells", "config", "errors", "jobs", "nested"},
+    "reproduce": {"cells", "config", "errors", "jobs", "outcome", "registry", "sheet", "sittings", "tables"},
     "gallery": {"errors", "files", "report"},
     "method": {"errors", "ops", "tree"},
     "local": {"method", "ops", "tree"},
@@ -35,7 +37,7 @@ ALLOWED = {
     "methods": CONTRACT,
     "guards": {"errors", "keys", "method", "options", "tree"},
 }
-TABLES = {"reproduce", "jobs", "tables", "outcome"}
+TABLES = {"reproduce", "sheet", "jobs", "tables", "outcome"}
 ABOVE = {"registry", "config", "planning", "runner", "cli"}  # what puts a run together
 FORBIDDEN = {
     "federation": {*ABOVE, "methods", "sites", "report", "catalogue", "checks", "backbones"},

@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from promptfed import options, registry
-from promptfed.config import Recipe, build_method, dump, flatten, literal, load, resolve
+from promptfed.config import Recipe, build_method, dump, flatten, load, resolve
 from promptfed.errors import PromptFedError
 from promptfed.method import Method
 from promptfed.methods.fedavg import FedAvg
 from promptfed.methods.pfedpt import PFedPT
+from promptfed.nested import literal
 from promptfed.registry import find_method, methods
 
 

@@ -1,6 +1,7 @@
 """What only a GPU shows: recorded steps give what plain steps give, runs repeat, 8-bit kernels do what torch does."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -81,8 +82,11 @@ def test_personal_trees_of_a_gpu_are_saved_beside_those_of_an_earlier_checkpoint
 Function = Callable[..., Tensor | tuple[Tensor, ...]]
 
 
-def _near(function: Function, shapes: Sequence[tuple[int, ...]]) -> None:
-    """Assert that a function and its first and second gradients on the GPU are near the CPU's in double precision."""
+def _distance(function: Function, shapes: Sequence[tuple[int, ...]]) -> float:
+    """Return how far a function and its first and second gradients on the GPU are from the CPU's in double precision.
+
+    It is the largest distance of any of them, as a share of its length and a thousandth.
+    """
     found = []
     for device, kind in (("cuda", torch.float32), ("cpu", torch.float64)):
         draw = torch.Generator().manual_seed(0)
@@ -97,20 +101,19 @@ def _near(function: Function, shapes: Sequence[tuple[int, ...]]) -> None:
         bent = torch.stack([grad.square().sum() for grad in grads]).sum()
         twice = torch.autograd.grad(bent, leaves, materialize_grads=True)
         found.append([part.detach().double().cpu() for part in (*outs, *once, *grads, *twice)])
-    for got, want in zip(*found, strict=True):
-        assert (got - want).norm() < 1e-3 * want.norm() + 1e-6
+    return max(float((got - want).norm() / (want.norm() + 1e-3)) for got, want in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize(("tokens", "heads", "d"), [(65, 8, 16), (5, 2, 16), (128, 1, 16), (65, 2, 32)])
 def test_attention_in_one_kernel_is_attention_written_out(tokens: int, heads: int, d: int) -> None:
-    _near(lambda qkv: fused.attend(qkv, heads), [(2, 3, tokens, 3 * heads * d)])
+    assert _distance(lambda qkv: fused.attend(qkv, heads), [(2, 3, tokens, 3 * heads * d)]) < 1e-3
 
 
 @pytest.mark.parametrize("lead", [(), (1,), (3,)])
 def test_norms_in_one_kernel_are_norms_written_out(lead: tuple[int, ...]) -> None:
     rows, own = (*lead, 2, 11, 48), (*lead, 48)
-    _near(lambda x, weight, bias: fused.layer_norm(x, weight, bias, 1e-6), [rows, own, own])
-    _near(lambda z, branch, weight, bias: fused.add_and_norm(z, branch, weight, bias, 1e-6), [rows, rows, own, own])
+    assert _distance(partial(fused.layer_norm, eps=1e-6), [rows, own, own]) < 1e-3
+    assert _distance(partial(fused.add_and_norm, eps=1e-6), [rows, rows, own, own]) < 1e-3
 
 
 def test_clients_may_share_the_weights_of_a_norm() -> None:
@@ -118,7 +121,7 @@ def test_clients_may_share_the_weights_of_a_norm() -> None:
         own = weight.expand(3, 48), bias.expand(3, 48)
         return fused.layer_norm(x, *own, 1e-6), *fused.add_and_norm(x, x, *own, 1e-6)
 
-    _near(shared, [(3, 2, 11, 48), (48,), (48,)])
+    assert _distance(shared, [(3, 2, 11, 48), (48,), (48,)]) < 1e-3
 
 
 def _back(rows: float8.Rows) -> torch.Tensor:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import promptfed
-from promptfed import config, local, options, registry, tree
+from promptfed import config, local, nested, options, registry, tree
 from promptfed.checks import PROMISES, BrokenPromiseError
 from promptfed.data import DATASETS
 from promptfed.data.partition import PARTITIONS
@@ -223,7 +223,7 @@ def test_every_data_set_and_partition_is_described() -> None:
 
 def written(value: object) -> str:
     """Write a value as the page does."""
-    return value if isinstance(value, str) else config.literal(value)
+    return value if isinstance(value, str) else nested.literal(value)
 
 
 def test_pfedpt_page_has_the_values_of_the_code() -> None:

@@ -17,22 +17,8 @@ from promptfed import jobs, runner
 from promptfed.config import Recipe
 from promptfed.jobs import Done, Job, execute
 from promptfed.tables import read_table
-from small_tables import count_runs, folders, run, small_table
+from small_tables import counted_runs, folders, given_table, run  # noqa: F401  fixtures
 from test_cli import environment
-
-
-@pytest.fixture
-def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a table of two columns and two rows; the current folder is an empty one."""
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    return small_table(tmp_path)
-
-
-@pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the labels of the runs that were really made."""
-    return count_runs(monkeypatch)
 
 
 def test_only_wanted_jobs_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

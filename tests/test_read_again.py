@@ -7,8 +7,9 @@ import pytest
 from promptfed import config, reproduce, runner
 from promptfed.config import Recipe
 from promptfed.errors import PromptFedError
-from promptfed.reproduce import Plan, find_table
+from promptfed.reproduce import find_table
 from promptfed.runner import read_again, start
+from promptfed.sheet import Plan
 
 SMALL = ["rounds=2", "data.limit=2", "device=cpu"]
 

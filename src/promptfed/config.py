@@ -1,7 +1,6 @@
 """Recipes: frozen values from TOML and dotted overrides, and the run they describe."""
 
 import hashlib
-import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from promptfed import guards, options, registry
+from promptfed import guards, nested, options, registry
 from promptfed.backbones import BACKBONES
 from promptfed.cells import SUFFIX
 from promptfed.data.datasets import DATASETS
@@ -18,10 +17,10 @@ from promptfed.data.partition import PARTITIONS
 from promptfed.errors import PromptFedError, choice
 from promptfed.method import Method
 from promptfed.methods.with_frame import WithFrame
+from promptfed.nested import Table
 from promptfed.options import Count, NonNegative, Whole
 
 PROMPTED = f"+{WithFrame.name}"  # ends the name of a method whose images have a visual prompt
-Table = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class Recipe:
             place = content[table] if table else content
             if owner in ("", method) and place.get(name) == default:
                 del place[name]
-        return "sha256:" + hashlib.sha256(to_toml(content).encode()).hexdigest()
+        return "sha256:" + hashlib.sha256(nested.to_toml(content).encode()).hexdigest()
 
 
 # keys younger than the first runs: at these values a recipe keeps the fingerprint it had without them; a key that is
@@ -125,18 +124,18 @@ def describe(name: str) -> tuple[str, Table]:
 
 def expand(content: Table, overrides: Sequence[str], where: str) -> list[Recipe]:
     """Return the recipes of `content` after `key=value` overrides: one, or as many as a sweep has runs."""
-    content, changes = _copy(content), []
+    content, changes = nested.copied(content), []
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals:
             raise PromptFedError(f'"{override}" is no key=value; write for example rounds=20 or method.lr=0.01.')
-        changes.append((key.strip(), _value(text)))
+        changes.append((key.strip(), nested.read_value(text)))
     for key, value in sorted(changes, key=lambda change: not change[0].endswith(".name")):
         part = key.removesuffix(".name")
         table = content.get(part)
         if key != part and isinstance(table, dict) and table.get("name", DEFAULTS.get(part)) != value:
             table.clear()  # the other thing's fields mean nothing to the new one
-        _set(content, key, value)
+        nested.set_key(content, key, value)
     return [resolve(single, where) for single in _sweep(content)]
 
 
@@ -160,48 +159,18 @@ def _read(source: str) -> tuple[Table, str]:
         raise PromptFedError(f"The recipe {path} is no valid TOML: {error}.") from error
 
 
-def _value(text: str) -> object:
-    """Read a value as TOML would; a bare word is a text."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
-def _set(content: Table, key: str, value: object) -> None:
-    *tables, last = key.split(".")
-    place = content
-    for table in tables:
-        place = place.setdefault(table, {})
-        if not isinstance(place, dict):
-            raise PromptFedError(f'"{key}": {table} is a value, not a table.')
-    place[last] = value
-
-
 def _sweep(content: Table) -> Iterator[Table]:
     """Yield one table per combination of the list values; fields that are lists themselves stay lists."""
-    lists = [(path, value) for path, value in _leaves(content) if isinstance(value, list)]
+    lists = [(path, value) for path, value in nested.leaves(content) if isinstance(value, list)]
     axes = [(path, value) for path, value in lists if not _is_list_field(content, path)]
     for place, values in axes:
         if not values:
             raise PromptFedError(f"{'.'.join(place)}=[] is a sweep over nothing; give at least one value.")
     for chosen in product(*(values for _, values in axes)):
-        single = _copy(content)
+        single = nested.copied(content)
         for (place, _), value in zip(axes, chosen, strict=True):
-            _set(single, ".".join(place), value)
+            nested.set_key(single, ".".join(place), value)
         yield single
-
-
-def _leaves(content: Table, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
-    for key, value in content.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, (*path, key))
-        else:
-            yield (*path, key), value
-
-
-def _copy(content: Table) -> Table:
-    return {key: _copy(value) if isinstance(value, dict) else value for key, value in content.items()}
 
 
 def _is_list_field(content: Table, path: tuple[str, ...]) -> bool:
@@ -368,33 +337,11 @@ def training(recipe: Recipe) -> Recipe:
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
-def to_toml(content: Mapping[str, Any]) -> str:
-    """Write plain values and one level of tables as TOML."""
-    lines = [f"{key} = {literal(value)}" for key, value in content.items() if not isinstance(value, dict)]
-    for key, table in content.items():
-        if isinstance(table, dict) and table:
-            lines += ["", f"[{key}]", *(f"{name} = {literal(value)}" for name, value in table.items())]
-    return "\n".join(lines) + "\n"
-
-
-def literal(value: object) -> str:
-    """Write one value as TOML; numbers and arrays of NumPy and PyTorch are plain ones."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(literal(item) for item in value)}]"
-    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
 def flatten(recipe: Recipe) -> Table:
     """Return the recipe under dotted keys."""
-    return {".".join(path): value for path, value in _leaves(asdict(recipe))}
+    return {".".join(path): value for path, value in nested.leaves(asdict(recipe))}
 
 
 def dump(recipe: Recipe) -> str:
     """Return the recipe as TOML."""
-    return to_toml(asdict(recipe))
+    return nested.to_toml(asdict(recipe))

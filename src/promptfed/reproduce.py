@@ -11,10 +11,7 @@ The table's files are written anew after every run.
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from itertools import product
 from pathlib import Path
-from typing import Any
 
 from promptfed import config, registry
 from promptfed.cells import SUFFIX, Cell, PaperTable, read_cells
@@ -35,29 +32,12 @@ from promptfed.outcome import (
     papers_measure,
     pool,
 )
+from promptfed.sheet import Plan, Setting, Sheet, folder_of, job_of, plan_sheet, recipe_of, words_of
 from promptfed.sittings import read_sittings
 from promptfed.tables import write_table
 
-Setting = dict[str, Any]
 # how a run is simulated, how often it is looked at and where: nothing of this changes what the paper did
 _OUR_OWN = {"seed", "device", "checkpoint_seconds", "evaluate.every", "evaluate.personal", "evaluate.after"}
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to do with a table: overrides of all its recipes, seeds, which rows and columns in which order, and how.
-
-    Without rows or columns all are run, as the table has them.
-    """
-
-    out: Path
-    overrides: tuple[str, ...] = ()
-    seeds: tuple[int, ...] = (0,)
-    rows: tuple[str, ...] = ()
-    columns: tuple[str, ...] = ()
-    workers: int = 1
-    tune: bool = False
-    merge: tuple[Path, ...] = ()  # other `out` folders of the same table: what is finished there is not run again
 
 
 def find_table(source: str) -> PaperTable:
@@ -75,7 +55,7 @@ def reproduce(table: PaperTable, plan: Plan) -> Outcome:
 
     Both are written anew after every run, so that what is finished can be read at any time, however the rest ends.
     """
-    sheet = _sheet(table, plan)
+    sheet = plan_sheet(table, plan)
     _sittings(plan)  # a damaged file is told before anything runs
     first = {name: sheet.jobs[name] + [job for _, job in sheet.trials[name]] for name in sheet.cells}
 
@@ -93,126 +73,7 @@ def reproduce(table: PaperTable, plan: Plan) -> Outcome:
     return outcome
 
 
-# -- planning -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Sheet:
-    """What a plan makes of a table before anything runs: every cell that it shows, with its recipe and its runs."""
-
-    table: PaperTable
-    plan: Plan
-    wanted: Sequence[str]  # the cells to run, in this order; others are shown as far as they are finished
-    cells: Mapping[str, Cell]
-    settings: Mapping[str, Recipe]
-    jobs: Mapping[str, list[Job]]
-    trials: Mapping[str, list[tuple[Setting, Job]]]
-    # worked out when they are first asked for, since a table is written many times
-    changes: dict[str, list[str]] = field(default_factory=dict)  # what a cell does otherwise than the paper did
-    bests: dict[tuple[str, str], list[Job]] = field(default_factory=dict)  # of the grids, by cell and setting
-
-    @property
-    def measure(self) -> str:
-        """Return what the table's headline measures."""
-        return self.table.measures[0]
-
-
-def _sheet(table: PaperTable, plan: Plan) -> _Sheet:
-    wanted = _selected(table, plan)
-    _check_plan(plan)
-    cells = {name: cell for name, cell in table.cells().items() if name in wanted or _fits(cell, plan.overrides)}
-    settings = {name: _recipe(cell, plan.overrides) for name, cell in cells.items()}
-    jobs = {
-        name: [_job(plan.out / name, name, recipe, seed) for seed in plan.seeds] for name, recipe in settings.items()
-    }
-    trials = {name: _trials(plan, cell) if plan.tune else [] for name, cell in cells.items()}
-    return _Sheet(table, plan, wanted, cells, settings, jobs, trials)
-
-
-def _selected(table: PaperTable, plan: Plan) -> list[str]:
-    """Return the names of the cells in the rows and columns asked for, row by row if rows were named."""
-    for what, asked, known in (("row", plan.rows, table.rows), ("column", plan.columns, table.columns)):
-        for name in asked:
-            if name not in (names := [one.name for one in known]):
-                raise choice(what, name, names, table.name)
-    found = {
-        name: cell
-        for name, cell in table.cells().items()
-        if cell.row.name in (plan.rows or (cell.row.name,))
-        and cell.column.name in (plan.columns or (cell.column.name,))
-    }
-    return sorted(found, key=lambda name: _place(found[name], plan))
-
-
-def _place(cell: Cell, plan: Plan) -> tuple[int, int]:
-    """Return where a cell stands in the order of the rows and columns that were named."""
-    row = plan.rows.index(cell.row.name) if plan.rows else 0
-    return row, plan.columns.index(cell.column.name) if plan.columns else 0
-
-
-def _check_plan(plan: Plan) -> None:
-    if not plan.seeds or len(set(plan.seeds)) != len(plan.seeds) or min(plan.seeds) < 0:
-        raise PromptFedError(f"Seeds are different whole numbers from 0, not {','.join(map(str, plan.seeds))!r}.")
-    if plan.workers < 1:
-        raise PromptFedError(f"A table needs at least 1 worker, not {plan.workers}.")
-    for folder in plan.merge:
-        if not folder.is_dir():
-            raise PromptFedError(f"There is no folder {folder} to merge.")
-    for key in (override.partition("=")[0].strip() for override in plan.overrides):
-        if key == "seed":
-            raise PromptFedError("A table's seeds are given by --seeds 0,1,2, not by seed=….")
-        if key == "evaluate.split":
-            raise PromptFedError("A table is evaluated on test images; --tune uses the validation images by itself.")
-
-
-def _recipe(cell: Cell, words: Sequence[str]) -> Recipe:
-    place = _called(cell, words)
-    try:
-        found = config.expand(cell.recipe, words, place)
-    except PromptFedError as error:  # of many recipes, say in which one
-        raise PromptFedError(str(error).replace(" in the recipe", f" in {place}", 1)) from None
-    if len(found) != 1:
-        raise PromptFedError(f'Cell "{cell.name}" would be a sweep of {len(found)} runs; give every key one value.')
-    return found[0]
-
-
-def _called(cell: Cell, words: Sequence[str]) -> str:
-    """Say which cell it is, and of which method, since a key may be known to one and not to another."""
-    given = dict(word.partition("=")[::2] for word in words)
-    method = given.get("method.name", cell.recipe.get("method", {}).get("name", Recipe().method["name"]))
-    return f"cell {cell.row.name} of {cell.column.name} (method {method})"
-
-
-def _fits(cell: Cell, words: Sequence[str]) -> bool:
-    """Say whether a cell that is not asked for understands the overrides; if so, what it finished before is shown."""
-    try:
-        _recipe(cell, words)
-    except PromptFedError:
-        return False
-    return True
-
-
-def _words(setting: Setting) -> list[str]:
-    return [f"{key}={config.literal(value)}" for key, value in setting.items()]
-
-
-def _job(folder: Path, label: str, recipe: Recipe, seed: int) -> Job:
-    return Job(f"{label}, seed {seed}", replace(recipe, seed=seed), folder / f"seed{seed}")
-
-
-def _trials(plan: Plan, cell: Cell) -> list[tuple[Setting, Job]]:
-    """Return the row's grid in ascending order, each point with its run on the validation images."""
-    found = []
-    for values in product(*(sorted(tried) for tried in cell.row.tune.values())) if cell.row.tune else ():
-        setting = dict(zip(cell.row.tune, values, strict=True))
-        recipe = _recipe(cell, [*plan.overrides, *_words(setting), "evaluate.split=val"])
-        folder = plan.out / "tune" / cell.name / _folder(setting)
-        found.append((setting, Job(f"{cell.name}, {_folder(setting)}", replace(recipe, seed=0), folder)))
-    return found
-
-
-def _folder(setting: Setting) -> str:
-    return ",".join(f"{key}={value}" for key, value in setting.items()).replace("/", "_")
+# -- the best of a grid -----------------------------------------------------------------------------------------------
 
 
 def _best(grid: Sequence[tuple[Setting, Job]], done: Mapping[Path, Done], measure: str) -> Setting | None:
@@ -235,7 +96,7 @@ def _tried(setting: Setting, done: Done, measure: str) -> Tried:
     }
 
 
-def _bests(sheet: _Sheet, done: Mapping[Path, Done]) -> dict[str, Setting]:
+def _bests(sheet: Sheet, done: Mapping[Path, Done]) -> dict[str, Setting]:
     """Return the best point of every grid; there is none yet while a grid that is to be run is not through."""
     found = {}
     for name, grid in sheet.trials.items():
@@ -249,15 +110,15 @@ def _ended(done: Done) -> bool:
     return done.summary is not None or bool(done.problem)
 
 
-def _again(sheet: _Sheet, done: Mapping[Path, Done]) -> dict[str, list[Job]]:
+def _again(sheet: Sheet, done: Mapping[Path, Done]) -> dict[str, list[Job]]:
     """Return the runs of every grid's best with all seeds; where it is the paper's setting, those runs serve again."""
     found = {}
     for name, setting in _bests(sheet, done).items():
-        key = name, _folder(setting)
+        key = name, folder_of(setting)
         if key not in sheet.bests:
-            recipe = _recipe(sheet.cells[name], [*sheet.plan.overrides, *_words(setting)])
-            folder = sheet.plan.out / "tuned" / name / _folder(setting)
-            again = [_job(folder, f"{name} {_folder(setting)}", recipe, seed) for seed in sheet.plan.seeds]
+            recipe = recipe_of(sheet.cells[name], [*sheet.plan.overrides, *words_of(setting)])
+            folder = sheet.plan.out / "tuned" / name / folder_of(setting)
+            again = [job_of(folder, f"{name} {folder_of(setting)}", recipe, seed) for seed in sheet.plan.seeds]
             sheet.bests[key] = sheet.jobs[name] if recipe == sheet.settings[name] else again
         found[name] = sheet.bests[key]
     return found
@@ -286,7 +147,7 @@ def _told_apart(table: PaperTable, cell: Cell, recipe: Recipe) -> int:
     return len(cell.column.clients) if table.measures[0] == "deployed" else recipe.clients
 
 
-def _entry(sheet: _Sheet, name: str, done: Mapping[Path, Done], best: Setting, again: Sequence[Job]) -> Entry:
+def _entry(sheet: Sheet, name: str, done: Mapping[Path, Done], best: Setting, again: Sequence[Job]) -> Entry:
     """Return one cell: ours under the paper's setting, and under the best of its grid where one was tried."""
     cell, grid = sheet.cells[name], sheet.trials[name]
     ours = _pooled(sheet.jobs[name], done, sheet.measure)
@@ -311,7 +172,7 @@ def _entry(sheet: _Sheet, name: str, done: Mapping[Path, Done], best: Setting, a
     }
 
 
-def _outcome(sheet: _Sheet, done: Mapping[Path, Done]) -> Outcome:
+def _outcome(sheet: Sheet, done: Mapping[Path, Done]) -> Outcome:
     """Return the table as far as its runs have come."""
     table, bests, again = sheet.table, _bests(sheet, done), _again(sheet, done)
     all_of_it = {name: _entry(sheet, name, done, bests.get(name, {}), again.get(name, [])) for name in sheet.cells}
@@ -358,7 +219,7 @@ def _changes(table: PaperTable, settings: Mapping[str, Recipe]) -> dict[str, lis
     found: dict[str, list[str]] = {}
     cells = table.cells()
     for name, recipe in settings.items():
-        theirs, ours = config.flatten(_recipe(cells[name], _words(table.theirs))), config.flatten(recipe)
+        theirs, ours = config.flatten(recipe_of(cells[name], words_of(table.theirs))), config.flatten(recipe)
         found[name] = [
             f"`{key}`: {_value(theirs.get(key))} → {_value(ours.get(key))}"
             for key in theirs | ours

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from promptfed import config, domains, figures, options, tree
+from promptfed import config, domains, figures, nested, options, tree
 from promptfed.config import Recipe
 from promptfed.data.dataset import Dataset
 from promptfed.data.partition import Partition
@@ -84,14 +84,14 @@ def _words(changes: Mapping[str, Any]) -> list[str]:
     words = []
     for key, value in changes.items():
         inner = value.items() if isinstance(value, Mapping) else [(None, value)]
-        words += [f"{key if name is None else f'{key}.{name}'}={config.literal(item)}" for name, item in inner]
+        words += [f"{key if name is None else f'{key}.{name}'}={nested.literal(item)}" for name, item in inner]
     return words
 
 
 def _own(method: Method, name: str, words: list[str]) -> list[Recipe]:
     """Return the recipe of a method object: its fields are the [method] table."""
     fields = {key: getattr(method, key) for key in options.hints(type(method))}
-    return config.load(name, [f"method.{key}={config.literal(value)}" for key, value in fields.items()] + words)
+    return config.load(name, [f"method.{key}={nested.literal(value)}" for key, value in fields.items()] + words)
 
 
 def single(found: list[Recipe]) -> Recipe:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from promptfed import config, tree
+from promptfed import config, nested, tree
 from promptfed.backbones import transformer
 from promptfed.backbones.cnn import ConvNet
 from promptfed.backbones.pretrained import ViT
@@ -527,7 +527,7 @@ def test_presets() -> None:
 
 def test_the_page_has_the_values_of_the_code() -> None:
     def written(value: object) -> str:
-        return value if isinstance(value, str) else config.literal(value)
+        return value if isinstance(value, str) else nested.literal(value)
 
     page = Path(__file__).parents[2] / "docs" / "methods" / "pfedpg.md"
     rows = [row for row in page.read_text(encoding="utf-8").splitlines() if row.startswith("| `method.")]

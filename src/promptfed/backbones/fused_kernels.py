@@ -23,6 +23,15 @@ def _places(tokens, width, HEADS: tl.constexpr, D: tl.constexpr, BLOCK: tl.const
 
 
 @triton.jit
+def _parts(qkv, own, keep, width):
+    """Load queries, keys and values; rows beyond the last token are zero."""
+    q = tl.load(qkv + own, mask=keep, other=0.0)
+    k = tl.load(qkv + own + width, mask=keep, other=0.0)
+    v = tl.load(qkv + own + 2 * width, mask=keep, other=0.0)
+    return q, k, v
+
+
+@triton.jit
 def _shares(q, k, tokens, scale, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
     scores = tl.where(tl.arange(0, BLOCK)[None, :] < tokens, scores, float("-inf"))
@@ -43,9 +52,7 @@ def _attend(
     PRECISION: tl.constexpr,
 ):
     own, joined, keep = _places(tokens, width, HEADS, D, BLOCK)
-    q = tl.load(qkv + own, mask=keep, other=0.0)
-    k = tl.load(qkv + own + width, mask=keep, other=0.0)
-    v = tl.load(qkv + own + 2 * width, mask=keep, other=0.0)
+    q, k, v = _parts(qkv, own, keep, width)
     p = _shares(q, k, tokens, scale, BLOCK, PRECISION)
     tl.store(out + joined, tl.dot(p, v, input_precision=PRECISION), mask=keep)
 
@@ -64,10 +71,8 @@ def _attend_gradient(
     PRECISION: tl.constexpr,
 ):
     own, joined, keep = _places(tokens, width, HEADS, D, BLOCK)
-    q = tl.load(qkv + own, mask=keep, other=0.0)
-    k = tl.load(qkv + own + width, mask=keep, other=0.0)
-    v = tl.load(qkv + own + 2 * width, mask=keep, other=0.0)
-    g = tl.load(grad + joined, mask=keep, other=0.0)  # rows beyond the last token are zero, and so is what they give
+    q, k, v = _parts(qkv, own, keep, width)
+    g = tl.load(grad + joined, mask=keep, other=0.0)  # zero beyond the last token, and so is what that gives
     p = _shares(q, k, tokens, scale, BLOCK, PRECISION)
     tl.store(to_qkv + own + 2 * width, tl.dot(tl.trans(p), g, input_precision=PRECISION), mask=keep)
     to_p = tl.dot(g, tl.trans(v), input_precision=PRECISION)

@@ -162,8 +162,9 @@ def reproduce(
 
     Finished runs are not run again: give the same command once more to go on after a stop.
     """
-    from promptfed.reproduce import Plan, find_table, parse_seeds
+    from promptfed.reproduce import find_table, parse_seeds
     from promptfed.reproduce import reproduce as run_table
+    from promptfed.sheet import Plan
     from promptfed.tables import failures
 
     found = find_table(table)
