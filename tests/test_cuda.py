@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from promptfed import checks, tree
-from promptfed.backbones import float8, fused
+from promptfed import checks, patches, tree
+from promptfed.backbones import float8, fused, transformer
 from promptfed.backbones.pretrained import ViT
+from promptfed.backbones.transformer import Arch
 from promptfed.federation.store import Store
 from promptfed.method import Method
 from promptfed.methods.fedapt import FedAPT
@@ -79,10 +81,7 @@ def test_personal_trees_of_a_gpu_are_saved_beside_those_of_an_earlier_checkpoint
     assert [again.get(client)["w"].tolist() for client in range(4)] == [[v] * 3 for v in (10.0, 11.0, 12.0, 3.0)]
 
 
-Function = Callable[..., Tensor | tuple[Tensor, ...]]
-
-
-def _distance(function: Function, shapes: Sequence[tuple[int, ...]]) -> float:
+def _distance(function: Callable[..., Tensor], shapes: Sequence[tuple[int, ...]]) -> float:
     """Return how far a function and its first and second gradients on the GPU are from the CPU's in double precision.
 
     It is the largest distance of any of them, as a share of its length and a thousandth.
@@ -91,37 +90,88 @@ def _distance(function: Function, shapes: Sequence[tuple[int, ...]]) -> float:
     for device, kind in (("cuda", torch.float32), ("cpu", torch.float64)):
         draw = torch.Generator().manual_seed(0)
         leaves = [torch.randn(shape, generator=draw).to(device, kind).requires_grad_() for shape in shapes]
-        made = function(*leaves)
-        outs = made if isinstance(made, tuple) else (made,)
-        value = torch.stack(
-            [(out * torch.randn(out.shape, generator=draw).to(device, kind)).sum() for out in outs]
-        ).sum()
-        once = torch.autograd.grad(value, leaves, retain_graph=True)
-        grads = torch.autograd.grad(value, leaves, create_graph=True)
+        out = function(*leaves)
+        value = (out * torch.randn(out.shape, generator=draw).to(device, kind)).sum()
+        once = torch.autograd.grad(value, leaves, retain_graph=True, materialize_grads=True)
+        grads = torch.autograd.grad(value, leaves, create_graph=True, materialize_grads=True)
         bent = torch.stack([grad.square().sum() for grad in grads]).sum()
         twice = torch.autograd.grad(bent, leaves, materialize_grads=True)
-        found.append([part.detach().double().cpu() for part in (*outs, *once, *grads, *twice)])
+        found.append([part.detach().double().cpu() for part in (out, *once, *grads, *twice)])
     return max(float((got - want).norm() / (want.norm() + 1e-3)) for got, want in zip(*found, strict=True))
 
 
-@pytest.mark.parametrize(("tokens", "heads", "d"), [(65, 8, 16), (5, 2, 16), (128, 1, 16), (65, 2, 32)])
-def test_attention_in_one_kernel_is_attention_written_out(tokens: int, heads: int, d: int) -> None:
-    assert _distance(lambda qkv: fused.attend(qkv, heads), [(2, 3, tokens, 3 * heads * d)]) < 1e-3
+def _through(arch: Arch, z: Tensor, weights: tree.Tree) -> Tensor:
+    """Return the tokens after all blocks, by the fused kernels on a GPU and written out elsewhere."""
+    blocks, written = [transformer._own(weights, n) for n in range(arch.depth)], partial(transformer._written, arch)
+    if not z.is_cuda:
+        return written(z, blocks)
+    assert fused.fit(z, weights, arch.heads, arch.mlp)
+    return fused.through(z, blocks, arch.heads, arch.eps, written)
+
+
+def _blocks_apart(lead: tuple[int, ...], tokens: int, heads: int, d: int) -> float:
+    arch = Arch(heads * d, 2, heads, 4, 3 * heads * d, (1, 1))
+    shapes = transformer.shapes(arch)
+
+    def function(z: Tensor, *values: Tensor) -> Tensor:
+        return _through(arch, z, {name: value / 8 for name, value in zip(shapes, values, strict=True)})
+
+    return _distance(function, [(*lead, 2, tokens, heads * d), *((*lead, *shape) for shape in shapes.values())])
 
 
 @pytest.mark.parametrize("lead", [(), (1,), (3,)])
-def test_norms_in_one_kernel_are_norms_written_out(lead: tuple[int, ...]) -> None:
-    rows, own = (*lead, 2, 11, 48), (*lead, 48)
-    assert _distance(partial(fused.layer_norm, eps=1e-6), [rows, own, own]) < 1e-3
-    assert _distance(partial(fused.add_and_norm, eps=1e-6), [rows, rows, own, own]) < 1e-3
+@pytest.mark.parametrize(("tokens", "heads"), [(65, 8), (5, 2)])
+def test_blocks_of_few_kernels_are_the_blocks_written_out(lead: tuple[int, ...], tokens: int, heads: int) -> None:
+    assert _blocks_apart(lead, tokens, heads, 16) < 1e-3
 
 
-def test_clients_may_share_the_weights_of_a_norm() -> None:
-    def shared(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
-        own = weight.expand(3, 48), bias.expand(3, 48)
-        return fused.layer_norm(x, *own, 1e-6), *fused.add_and_norm(x, x, *own, 1e-6)
+@pytest.mark.parametrize("d", [16, 32])
+def test_blocks_of_few_kernels_are_near_on_tensor_cores(d: int) -> None:
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert _blocks_apart((3,), 40, 2, d) < 2e-2
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
-    assert _distance(shared, [(3, 2, 11, 48), (48,), (48,)]) < 1e-3
+
+def test_frozen_blocks_are_the_same_function_of_their_tokens() -> None:
+    arch, draw = Arch(32, 2, 2, 4, 48, (1, 1)), torch.Generator().manual_seed(0)
+    weights = {
+        name: torch.randn(3, *shape, generator=draw).cuda() / 8 for name, shape in transformer.shapes(arch).items()
+    }
+    z = torch.randn(3, 2, 11, 32, generator=draw).cuda().requires_grad_()
+    frozen = _through(arch, z, weights)
+    (alone,) = torch.autograd.grad(frozen.square().sum(), z)
+    trained = _through(arch, z, {name: value.clone().requires_grad_() for name, value in weights.items()})
+    (together,) = torch.autograd.grad(trained.square().sum(), z)
+    with torch.no_grad():
+        assert torch.equal(_through(arch, z, weights), trained)
+    assert torch.equal(frozen, trained)
+    assert torch.equal(alone, together)
+
+
+def test_clients_may_share_the_weights_of_blocks() -> None:
+    arch = Arch(32, 2, 2, 4, 48, (1, 1))
+    shapes = transformer.shapes(arch)
+
+    def function(z: Tensor, *values: Tensor) -> Tensor:
+        shared = {name: (value / 8).expand(3, *value.shape) for name, value in zip(shapes, values, strict=True)}
+        return _through(arch, z, shared)
+
+    assert _distance(function, [(3, 2, 11, 32), *shapes.values()]) < 1e-3
+
+
+@pytest.mark.parametrize(("clients", "channels", "outputs", "side"), [(1, 3, 8, 12), (3, 3, 8, 12), (2, 32, 200, 9)])
+def test_convolutions_by_our_kernels_are_convolutions(clients: int, channels: int, outputs: int, side: int) -> None:
+    def function(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        if x.is_cuda:
+            return patches.conv2d(x, weight, bias)
+        return torch.stack([F.conv2d(*one) for one in zip(x, weight, bias, strict=True)])
+
+    shapes = [(clients, 2, channels, side, side), (clients, outputs, channels, 5, 5), (clients, outputs)]
+    assert _distance(function, shapes) < 1e-3
+    last = [(clients, 2, side, side, channels), *shapes[1:]]
+    assert _distance(lambda x, *own: function(x.movedim(-1, -3), *own), last) < 1e-3
 
 
 def _back(rows: float8.Rows) -> torch.Tensor:

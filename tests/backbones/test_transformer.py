@@ -32,10 +32,8 @@ def images(*lead: int) -> Tensor:
 
 
 def block(arch: Arch, own: Tree, number: int, z: Tensor) -> Tensor:
-    """Return all tokens after one block, through the forward of a network that has no other."""
-    last = f"block{number}."
-    one = {name.replace(last, "block0."): value for name, value in own.items() if name.startswith(last)}
-    return transformer._sum(*transformer._block(arch, one, "block0", z, None, alone=False, flash=False))
+    """Return all tokens after one block."""
+    return transformer._block(arch, transformer._own(own, number), z, alone=False, flash=False)
 
 
 def test_number_of_weights_of_the_base_size() -> None:

@@ -1,127 +1,196 @@
-"""Attention and norms of a transformer trained in float32 on a GPU, in one kernel each and one or two for the gradient.
+"""Blocks of a transformer trained in float32 on a GPU, with few kernels a step.
 
-The step of a small network takes as long as its kernels are many: written out, attention takes fifteen of them and a
-norm of a stack seven. Elsewhere, and where someone differentiates a gradient, they are written out.
+The step of a small network takes as long as its kernels are many. Between matrix products there is one here: a sum and
+the norm after it, attention, GELU. Each adds the bias of the product before it as well, and its gradient leaves shares
+of that of the bias, which are added up for all blocks together.
 """
 
-from functools import cache
-from importlib.util import find_spec
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from promptfed import ops
+from promptfed import gpus
+from promptfed.tree import Tree
 
-LONGEST = 128  # tokens whose scores fit on the chip
-NARROW = 16  # the width of a head whose queries, keys, values and scores fit together
-WIDEST = 1024  # a row of a norm
-ROOMY = ((8, 0), (9, 0), (10, 0))  # NVIDIA's chips for data centres; its others have 99 KB
+LONGEST = 65  # tokens whose scores fit on the chip of any GPU
+WIDTHS = (16, 32)  # of a head, likewise; without tensor cores, only the first
+WIDEST = 1024  # a row of a norm or of the MLP's hidden layer
+NORMS, PRODUCTS = ("norm1", "norm2"), ("qkv", "out", "mlp1", "mlp2")
+NAMES = tuple(f"{part}.{kind}" for part in (*NORMS, *PRODUCTS) for kind in ("weight", "bias"))
 
-
-def attend(qkv: Tensor, heads: int) -> Tensor:
-    """Return what every token gathers by all heads: queries, keys and values [..., T, 3 · width] -> [..., T, width]."""
-    short = qkv.shape[-2] <= LONGEST and qkv.shape[-1] == 3 * heads * NARROW
-    if not (short and _has_kernels(qkv)):
-        return _attend(qkv, heads)
-    out: Tensor = _Attention.apply(qkv.flatten(0, -3).contiguous(), heads)  # type: ignore[no-untyped-call]
-    return out.view(*qkv.shape[:-1], -1)
+Written = Callable[[Tensor, Sequence[Tree]], Tensor]
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """Normalise the last dimension: x [lead, ..., D], weight and bias [lead, D]."""
-    if weight.numel() == weight.shape[-1] or not _fits(x, weight):  # torch's own is as good for a single client
-        return ops.layer_norm(x, weight, bias, eps)
-    own = weight.contiguous(), bias.contiguous()  # of clients that share them it is one row, seen many times
-    out: Tensor = _Norm.apply(x.flatten(1, -2).contiguous(), None, *own, eps)  # type: ignore[no-untyped-call]
-    return out.view(x.shape)
+def fit(z: Tensor, weights: Tree, heads: int, hidden: int) -> bool:
+    """Say whether tokens z [..., T, width] can go `through` blocks with these weights."""
+    tokens, width, weight = z.shape[-2], z.shape[-1], weights["norm.weight"]
+    widths = WIDTHS[:1] if torch.get_float32_matmul_precision() == "highest" else WIDTHS
+    sizes = tokens <= LONGEST and width in [heads * d for d in widths] and max(width, hidden) <= WIDEST
+    return sizes and gpus.has_triton(z) and weight.dtype == z.dtype and weight.dim() <= 2
 
 
-def add_and_norm(z: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return z + branch, and its layer norm."""
-    if not _fits(z, weight):
-        total = z + branch
-        return total, ops.layer_norm(total, weight, bias, eps)
-    clients = 1 if weight.dim() == 1 else len(weight)
-    parts = [part.reshape(clients, -1, part.shape[-1]).contiguous() for part in (z, branch)]
-    own = (part.reshape(clients, -1).contiguous() for part in (weight, bias))
-    total, out = _Norm.apply(*parts, *own, eps)  # type: ignore[no-untyped-call]
-    return total.view(z.shape), out.view(z.shape)
+def through(z: Tensor, blocks: Sequence[Tree], heads: int, eps: float, written: Written) -> Tensor:
+    """Return the tokens z [..., T, width] after the blocks; the weights of a stack of clients are [C, ...].
+
+    `written` is the same function written out, for whoever differentiates a gradient.
+    """
+    flat = [block[name] for block in blocks for name in NAMES]
+    form = _Form(heads, z.shape[-2], eps, written)
+    if torch.is_grad_enabled() and any(part.requires_grad for part in (z, *flat)):
+        out: Tensor = _Through.apply(form, z, *flat)  # type: ignore[no-untyped-call]
+        return out
+    return _forwards(form, z, _stacked(flat))[0]
 
 
-def _fits(x: Tensor, weight: Tensor) -> bool:
-    return weight.dim() <= 2 and x.shape[-1] <= WIDEST and _has_kernels(x) and weight.dtype == x.dtype
+@dataclass(frozen=True)
+class _Form:
+    heads: int
+    tokens: int
+    eps: float
+    written: Written
 
 
-def _has_kernels(x: Tensor) -> bool:
-    return x.is_cuda and x.dtype == torch.float32 and _has_room(x.device)
+@dataclass(frozen=True)
+class _Kept:
+    """What the gradient needs."""
+
+    entered: tuple[Tensor, ...]  # PRODUCTS' inputs, of all blocks in one tensor each [blocks, C, rows, ...]
+    before: list[Tensor]  # what norm1 took, block by block [C, rows, ...]
+    qkv: list[Tensor]
+    middle: list[Tensor]  # what norm2 took
+    hidden: list[Tensor]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return all of them in a row, which `of` puts back."""
+        return (*self.entered, *self.before, *self.qkv, *self.middle, *self.hidden)
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> "_Kept":
+        """Return what was put in a row."""
+        entered, rest = tensors[: len(PRODUCTS)], list(tensors[len(PRODUCTS) :])
+        each = len(rest) // 4
+        return cls(tuple(entered), *(rest[at : at + each] for at in range(0, len(rest), each)))
 
 
-@cache
-def _has_room(device: torch.device) -> bool:
-    """Say whether there is Triton, and a chip with the 104 KB of memory that attention takes."""
-    nvidia = find_spec("triton") is not None and torch.version.cuda is not None
-    return nvidia and torch.cuda.get_device_capability(device) in ROOMY
+def _parts(flat: Sequence[Tensor]) -> list[Tree]:
+    """Return the weights block by block."""
+    return [dict(zip(NAMES, flat[at : at + len(NAMES)], strict=True)) for at in range(0, len(flat), len(NAMES))]
 
 
-def _attend(qkv: Tensor, heads: int) -> Tensor:
-    parts = qkv.unflatten(-1, (3, heads, -1)).movedim((-3, -2), (0, -3)).contiguous()  # [3, ..., heads, T, d]
-    return ops.attention(*parts.unbind(0)).movedim(-3, -2).flatten(-2)
+def _stacked(flat: Sequence[Tensor]) -> list[Tree]:
+    """Return the weights block by block, all with a leading C, which is 1 without a stack.
+
+    Kernels read the vectors of clients one after another, though clients may share them.
+    """
+    stack = flat[0].dim() > 1
+    lead = [part if stack else part.unsqueeze(0) for part in flat]
+    return _parts([part.contiguous() if part.dim() == 2 else part for part in lead])
 
 
-class _Attention(torch.autograd.Function):
-    """Attention over qkv [N, T, 3 · width]; the scores are computed again for the gradient."""
+def _times(x: Tensor, y: Tensor) -> Tensor:
+    """Return the product of every client's matrices; a single client's has better kernels than a stack of one."""
+    return (x[0] @ y[0]).unsqueeze(0) if len(x) == 1 else x @ y
+
+
+def _forwards(form: _Form, z: Tensor, blocks: Sequence[Tree], *, keep: bool = False) -> tuple[Tensor, _Kept]:
+    """Return the tokens after the blocks, and what the gradient needs if it is to `keep`."""
+    from promptfed.backbones import fused_kernels as kernels
+
+    shape, branch = z.shape, None
+    z = z.reshape(len(blocks[0]["norm1.weight"]), -1, shape[-1])
+    sizes = [blocks[0][f"{name}.weight"].shape[-1] for name in PRODUCTS]
+    entered = tuple(z.new_empty(len(blocks) if keep else 1, *z.shape[:2], size) for size in sizes)
+    kept = _Kept(entered, [], [], [], [])
+    for number, w in enumerate(blocks):
+        normed, mixed, renormed, active = (part[number if keep else 0] for part in entered)
+        before = kernels.norm(z, branch, w["norm1.weight"], w["norm1.bias"], form.eps, normed)
+        qkv = _times(normed, w["qkv.weight"].mT)
+        kernels.attend(qkv, w["qkv.bias"], form.heads, form.tokens, mixed)
+        branch = _times(mixed, w["out.weight"].mT), w["out.bias"]
+        z = kernels.norm(before, branch, w["norm2.weight"], w["norm2.bias"], form.eps, renormed)
+        hidden = _times(renormed, w["mlp1.weight"].mT)
+        kernels.gelu(hidden, w["mlp1.bias"], active)
+        branch = _times(active, w["mlp2.weight"].mT), w["mlp2.bias"]
+        if keep:
+            for part, new in zip(
+                (kept.before, kept.qkv, kept.middle, kept.hidden), (before, qkv, z, hidden), strict=True
+            ):
+                part.append(new)
+    assert branch is not None
+    return (z + branch[0] + branch[1].unsqueeze(1)).view(shape), kept
+
+
+def _backwards(
+    form: _Form, grad: Tensor, blocks: Sequence[Tree], kept: _Kept, *, train: bool
+) -> tuple[Tensor, list[Tree]]:
+    """Return the gradient of the tokens, given that of the result [C, rows, width], and to `train`, of the weights.
+
+    That of the weights is taken for all blocks at once.
+    """
+    from promptfed.backbones import fused_kernels as kernels
+
+    count = len(blocks)
+    left = [grad.new_empty(count, *grad.shape[:2], blocks[0][f"{name}.weight"].shape[-2]) for name in PRODUCTS]
+    of_qkv, of_middle, of_hidden, to_z = left  # the gradients of what the products gave
+    to_z[-1] = grad
+    norms = kernels.room(grad, 6 * count)  # for weight, bias and branch's bias of norm1 and norm2 of every block
+    gelus, attentions = kernels.room(of_hidden[0], count), kernels.images(of_qkv[0], form.tokens, count)
+    first = torch.empty_like(grad)
+    for at in reversed(range(count)):
+        w, one, two = blocks[at], norms[6 * at : 6 * at + 3], norms[6 * at + 3 : 6 * at + 6]
+        of_active = _times(to_z[at], w["mlp2.weight"])
+        kernels.gelu_gradient(kept.hidden[at], w["mlp1.bias"], of_active, of_hidden[at], gelus[at])
+        of_renormed = _times(of_hidden[at], w["mlp1.weight"])
+        kernels.norm_gradient(kept.middle[at], w["norm2.weight"], to_z[at], of_renormed, form.eps, of_middle[at], two)
+        of_mixed = _times(of_middle[at], w["out.weight"])
+        kernels.attend_gradient(
+            *(kept.qkv[at], w["qkv.bias"], of_mixed, form.heads, form.tokens, of_qkv[at], attentions[at])
+        )
+        of_normed, out = _times(of_qkv[at], w["qkv.weight"]), to_z[at - 1] if at else first
+        kernels.norm_gradient(kept.before[at], w["norm1.weight"], of_middle[at], of_normed, form.eps, out, one)
+    if not train:
+        return first, []
+    of_norms, of_gelus, of_attentions = norms.sum(2), gelus.sum(2), attentions.sum(2)
+    last = grad.sum(1)  # for the bias of the last product, after which there is no norm
+    made: list[Tree] = []
+    for at in range(count):
+        w1, b1, _, w2, b2, out = of_norms[6 * at : 6 * at + 6]
+        own = {"norm1.weight": w1, "norm1.bias": b1, "norm2.weight": w2, "norm2.bias": b2, "out.bias": out}
+        own |= {"qkv.bias": of_attentions[at], "mlp1.bias": of_gelus[at]}
+        made.append(own | {"mlp2.bias": of_norms[6 * at + 8] if at + 1 < count else last})
+    for name, gradient, given in zip(PRODUCTS, left, kept.entered, strict=True):
+        product = gradient.flatten(0, 1).mT @ given.flatten(0, 1)  # [blocks · C, outputs, inputs]
+        for own, part in zip(made, product.unflatten(0, (count, -1)), strict=True):
+            own[f"{name}.weight"] = part
+    return first, made
+
+
+class _Through(torch.autograd.Function):
+    """All blocks as one step for autograd."""
 
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, heads: int) -> Tensor:
-        from promptfed.backbones import fused_kernels
-
-        ctx.save_for_backward(qkv)
-        ctx.heads = heads
-        return fused_kernels.attend(qkv, heads)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        from promptfed.backbones import fused_kernels
-
-        (qkv,) = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return torch.autograd.grad(_attend(qkv, ctx.heads), qkv, grads[0], create_graph=True)[0], None
-        return fused_kernels.attend_gradient(qkv, grads[0].contiguous(), ctx.heads), None
-
-
-class _Norm(torch.autograd.Function):
-    """Layer norm of z [C, R, N], weight and bias [C, N]; with a branch, z + branch and the norm of that."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, z: Tensor, branch: Tensor | None, weight: Tensor, bias: Tensor, eps: float
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        from promptfed.backbones import fused_kernels
-
-        total, out = fused_kernels.norm(z, branch, weight, bias, eps)
-        ctx.save_for_backward(total, weight)
-        ctx.eps = eps
-        return out if branch is None else (total, out)
+    def forward(ctx: Any, form: _Form, z: Tensor, *flat: Tensor) -> Tensor:
+        out, kept = _forwards(form, z, _stacked(flat), keep=True)
+        ctx.save_for_backward(z, *flat, *kept.tensors)
+        ctx.form = form
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        from promptfed.backbones import fused_kernels
-
-        (total, weight), alone = ctx.saved_tensors, len(grads) == 1
-        to_total, to_out = (None if alone else grads[0].contiguous()), grads[-1].contiguous()
-        gradient = _norm_gradient if torch.is_grad_enabled() else fused_kernels.norm_gradient
-        to_z, shares = gradient(total, weight, to_total, to_out, ctx.eps)
-        to_weight, to_bias = shares.sum(2) if ctx.needs_input_grad[2] else (None, None)
-        return to_z, (None if alone else to_z), to_weight, to_bias, None
-
-
-def _norm_gradient(
-    total: Tensor, weight: Tensor, to_total: Tensor | None, to_out: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
-    """Return the gradient of z [C, R, N], and each row's share of those of weight and bias [2, C, R, N]."""
-    centred = total - total.mean(-1, keepdim=True)
-    rate = (centred.square().mean(-1, keepdim=True) + eps).rsqrt()
-    plain, y = centred * rate, to_out * weight.unsqueeze(1)
-    to_z = (y - y.mean(-1, keepdim=True) - plain * (y * plain).mean(-1, keepdim=True)) * rate
-    return to_z if to_total is None else to_z + to_total, torch.stack((to_out * plain, to_out))
+        needs = ctx.needs_input_grad[1:]
+        z, *flat = ctx.saved_tensors[: len(needs)]
+        if torch.is_grad_enabled():
+            wanted = [part for part, need in zip((z, *flat), needs, strict=True) if need]
+            out = ctx.form.written(z, _parts(flat))
+            found = iter(torch.autograd.grad(out, wanted, grads[0], create_graph=True))
+            return None, *(next(found) if need else None for need in needs)
+        kept, train = _Kept.of(ctx.saved_tensors[len(needs) :]), any(needs[1:])
+        grad = grads[0].reshape(kept.before[0].shape)
+        to_z, made = _backwards(ctx.form, grad, _stacked(flat), kept, train=train)
+        own = [to[name] for to in made for name in NAMES] if train else [None] * len(flat)
+        shaped = (to if to is None else to.view(part.shape) for to, part in zip(own, flat, strict=True))
+        return None, to_z.view(z.shape), *shaped

@@ -5,7 +5,7 @@ The tokens stand in the order [class token, prompts, patches], and prompts carry
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -112,24 +112,28 @@ def features(
     z = embed(arch, weights, x, layered[0] if layered else None)
     if arch.pre_norm:
         z = ops.layer_norm(z, weights["prenorm.weight"], weights["prenorm.bias"], arch.eps)
-    flash = thrifty and z.is_cuda and z.dtype == torch.bfloat16  # for float32 see fused.attend
+    flash = thrifty and z.is_cuda and z.dtype == torch.bfloat16  # for float32 see ops.attention
+    together = arch.depth - thrifty if _plain(arch) and fused.fit(z, weights, arch.heads, arch.mlp) else 0
     count = layered[0].shape[-2] if layered else 0
     wanted = slice(1, 1 + count) if prompts_only and count else slice(None)
-    number, branch = 0, None  # the last branch is added to z when it is needed
+    number = 0
     while number < arch.depth:
         if 0 < number < len(layered):
-            z, branch = _replace(_sum(z, branch), layered[number], layered[number - 1].shape[-2]), None
-        # low blocks between which no prompt changes are one step
-        last = len(low) if number + 1 >= len(layered) else number + 1
+            z = _replace(z, layered[number], layered[number - 1].shape[-2])
+        # blocks between which no prompt changes are one step
+        last = arch.depth if number + 1 >= len(layered) else number + 1
         if number < len(low):
-            z, branch = float8.through(_sum(z, branch), low[number:last], wanted if number == 0 else slice(None)), None
+            z = float8.through(z, low[number:last], wanted if number == 0 else slice(None))
+            number = min(last, len(low))
+        elif number < together:
+            last = min(last, together)
+            blocks = [_own(weights, one) for one in range(number, last)]
+            z = fused.through(z, blocks, arch.heads, arch.eps, partial(_written, arch))
             number = last
         else:
-            alone = thrifty and number == arch.depth - 1
-            z, branch = _block(arch, weights, f"block{number}", z, branch, alone=alone, flash=flash)
+            z = _block(arch, _own(weights, number), z, alone=thrifty and number == arch.depth - 1, flash=flash)
             number += 1
-    z = _sum(z[..., 0, :], None if branch is None else branch[..., 0, :])
-    z = ops.layer_norm(z, weights["norm.weight"], weights["norm.bias"], arch.eps)
+    z = ops.layer_norm(z[..., 0, :], weights["norm.weight"], weights["norm.bias"], arch.eps)
     return _map(z, weights["projection.weight"]) if arch.projection else z
 
 
@@ -137,12 +141,17 @@ def quantised(arch: Arch, weights: Tree) -> tuple[float8.Block, ...]:
     """Return all blocks but the last, of which only the class token is needed, in 8-bit floats."""
     if arch.swiglu:
         raise PromptFedError("backbone.precision=fp8 has no gated MLP; set it to bf16.")
-    made = []
-    for number in range(arch.depth - 1):
-        own = f"block{number}."
-        part = {name.removeprefix(own): value for name, value in weights.items() if name.startswith(own)}
-        made.append(float8.block(arch.heads, arch.eps, part))
-    return tuple(made)
+    return tuple(float8.block(arch.heads, arch.eps, _own(weights, number)) for number in range(arch.depth - 1))
+
+
+def _own(weights: Tree, number: int) -> Tree:
+    """Return the weights of one block."""
+    own = f"block{number}."
+    return {name.removeprefix(own): value for name, value in weights.items() if name.startswith(own)}
+
+
+def _plain(arch: Arch) -> bool:
+    return not (arch.layer_scale or arch.swiglu or arch.quick_gelu)
 
 
 def embed(arch: Arch, weights: Tree, x: Tensor, tokens: Tensor | None) -> Tensor:
@@ -169,36 +178,31 @@ def _replace(z: Tensor, tokens: Tensor, count: int) -> Tensor:
     return torch.cat([z[..., :1, :], _placed(tokens, z), z[..., 1 + count :, :]], -2)
 
 
-def _block(
-    arch: Arch, weights: Tree, block: str, z: Tensor, branch: Tensor | None, *, alone: bool, flash: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Return z + branch after attention, and the MLP's branch, which is still to be added.
+def _written(arch: Arch, z: Tensor, blocks: Sequence[Tree]) -> Tensor:
+    for w in blocks:
+        z = _block(arch, w, z, alone=False, flash=False)
+    return z
 
-    `alone`: of the class token only, as no later block looks at the others.
-    """
 
-    def w(name: str) -> Tensor:
-        return weights[f"{block}.{name}"]
-
-    z, plain = _add_and_norm(z, branch, w("norm1.weight"), w("norm1.bias"), arch.eps)
+def _block(arch: Arch, w: Tree, z: Tensor, *, alone: bool, flash: bool) -> Tensor:
+    """Return z after attention and MLP; `alone`: of the class token only, as no later block looks at the others."""
+    plain = ops.layer_norm(z, w["norm1.weight"], w["norm1.bias"], arch.eps)
     if alone:
         z = z[..., :1, :]
-    mixed = _attend(arch, w("qkv.weight"), w("qkv.bias"), plain, alone=alone, flash=flash)
-    z, branch = _scaled(z, ops.linear(mixed, w("out.weight"), w("out.bias")), w("scale1") if arch.layer_scale else None)
-    z, plain = _add_and_norm(z, branch, w("norm2.weight"), w("norm2.bias"), arch.eps)
-    hidden = ops.linear(plain, w("mlp1.weight"), w("mlp1.bias"))
+    mixed = _attend(arch, w["qkv.weight"], w["qkv.bias"], plain, alone=alone, flash=flash)
+    z = _add(z, ops.linear(mixed, w["out.weight"], w["out.bias"]), w["scale1"] if arch.layer_scale else None)
+    plain = ops.layer_norm(z, w["norm2.weight"], w["norm2.bias"], arch.eps)
+    hidden = ops.linear(plain, w["mlp1.weight"], w["mlp1.bias"])
     if arch.swiglu:
         gate, hidden = hidden.chunk(2, -1)
         hidden = F.silu(gate) * hidden
     else:
         hidden = quick_gelu(hidden) if arch.quick_gelu else F.gelu(hidden)
-    return _scaled(z, ops.linear(hidden, w("mlp2.weight"), w("mlp2.bias")), w("scale2") if arch.layer_scale else None)
+    return _add(z, ops.linear(hidden, w["mlp2.weight"], w["mlp2.bias"]), w["scale2"] if arch.layer_scale else None)
 
 
 def _attend(arch: Arch, weight: Tensor, bias: Tensor, z: Tensor, *, alone: bool, flash: bool) -> Tensor:
     """Return what every token, or the class token `alone`, gathers from all of z: [..., T or 1, width]."""
-    if not (alone or flash):
-        return fused.attend(ops.linear(z, weight, bias), arch.heads)
 
     def heads(x: Tensor, rows: slice) -> tuple[Tensor, ...]:
         flat = ops.linear(x, weight[..., rows, :], bias[..., rows])
@@ -217,20 +221,8 @@ def _attend(arch: Arch, weight: Tensor, bias: Tensor, z: Tensor, *, alone: bool,
     return mixed.movedim(-3, -2).flatten(-2)
 
 
-def _scaled(z: Tensor, branch: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Leave a branch to be added, unless it has a scale: then scaling and adding are one step."""
-    return (z, branch) if scale is None else (torch.addcmul(z, branch, ops.spread(scale, 1, z)), None)
-
-
-def _sum(z: Tensor, branch: Tensor | None) -> Tensor:
-    return z if branch is None else z + branch
-
-
-def _add_and_norm(z: Tensor, branch: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return z + branch, and its layer norm."""
-    if branch is None:
-        return z, fused.layer_norm(z, weight, bias, eps)
-    return fused.add_and_norm(z, branch, weight, bias, eps)
+def _add(z: Tensor, branch: Tensor, scale: Tensor | None) -> Tensor:
+    return z + branch if scale is None else torch.addcmul(z, branch, ops.spread(scale, 1, z))
 
 
 def _map(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
