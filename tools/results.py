@@ -38,7 +38,12 @@ CIFAR = {
     "c100-dirichlet": ("pfedpg-cifar100-0.01",),
 }
 
-PFEDPT = ("pfedpt-t1-cifar10", "pfedpt-t1-cifar100", "pfedpt-t1-cifar10-vit", "pfedpt-t8-cifar10")
+PFEDPT = (
+    *("pfedpt-t1-cifar10", "pfedpt-t1-cifar100", "pfedpt-t1-cifar10-vit"),
+    *("pfedpt-t7-cifar10", "pfedpt-t8-cifar10"),
+)
+# Table 2 with the prompt; without it, its cells are those of Table 1
+PLUGIN, ALONE = "pfedpt-t2-cifar10", "pfedpt-t1-cifar10"
 FEDAPT = "fedapt-office"
 RELIC = "relic-clematis"
 RATES = {"0.002": "relic-clematis-0.002", "0.005": RELIC, "0.02": "relic-clematis-0.02"}
@@ -123,6 +128,25 @@ def pfedpt_table(folder: str, column: str) -> list[str]:
         ("difference", [_signed(one["difference"]) for one in rows]),
         ("best round, as received", [_two(one["ours"]["best_weighted"]) for one in rows]),
     ]
+    return _markdown(f"{found['title']}, {title}", parts)
+
+
+def plugin_table(column: str) -> list[str]:
+    """Return one column of pFedPT's Table 2: every method without and with the prompt, and what the prompt adds."""
+    found, plain = outcome(PLUGIN), outcome(ALONE)
+    title = next(one["title"] for one in found["columns"] if one["name"] == column)
+    same = {one["row"]: one for one in plain["rows"] if one["column"] == f"{column.removeprefix('c10-')}-cnn"}
+    pairs = [
+        (same[one["row"].removesuffix("-pt")], one)
+        for one in found["rows"]
+        if one["column"] == column and one["ours"]["mean"] is not None
+    ]
+    parts = [("method", [without["title"] for without, _ in pairs])]
+    for whose, kind in (("paper", "mean"), ("ours", "weighted"), ("ours", "mean")):
+        name = "paper" if whose == "paper" else {"weighted": "sample-weighted", "mean": "mean of clients"}[kind]
+        both = [[one[whose][kind] for one in pair] for pair in pairs]
+        parts += [(name, [_two(without) for without, _ in both]), ("+PT", [_two(its) for _, its in both])]
+        parts.append(("adds", [_signed(its - without) for without, its in both]))
     return _markdown(f"{found['title']}, {title}", parts)
 
 
@@ -316,8 +340,9 @@ def pages() -> list[list[str]]:
         *(words_table(one["name"]) for one in outcome(RELIC)["columns"]),
         audit_table(),
     ]
-    orders = [order_table(folder) for folder in PFEDPT if "-t1-" in folder]
-    first = [demo_table(), *(table(column) for column in COLUMNS), *pfedpt, *orders]
+    pfedpt += [plugin_table(one["name"]) for one in outcome(PLUGIN)["columns"]]
+    pfedpt += [order_table(folder) for folder in PFEDPT if "-t8-" not in folder]  # which has two methods
+    first = [demo_table(), *(table(column) for column in COLUMNS), *pfedpt]
     return [*first, *pfedpg, *fedapt, *shops, *relic]
 
 
