@@ -16,7 +16,7 @@ NUMBERS = 1024  # of the rows that a program does
 
 
 @triton.jit
-def _place(width, HEADS: tl.constexpr, D: tl.constexpr):
+def _place(HEADS: tl.constexpr, D: tl.constexpr):
     """Return the image that this program does, and where the numbers of its head are in a row."""
     return tl.program_id(0).to(tl.int64) // HEADS, tl.program_id(0) % HEADS * D + tl.arange(0, D)
 
@@ -24,7 +24,7 @@ def _place(width, HEADS: tl.constexpr, D: tl.constexpr):
 @triton.jit
 def _load(qkv, bias, part, tokens, width, each, HEADS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr):
     """Return query, key or value (part 0, 1 or 2) of the first token, and of the others: [D] and [BLOCK, D]."""
-    image, inside = _place(width, HEADS, D)
+    image, inside = _place(HEADS, D)
     own = tl.load(bias + image // each * 3 * width + part * width + inside)
     place = qkv + image * tokens * 3 * width + part * width + inside
     at = 1 + tl.arange(0, BLOCK)[:, None]
@@ -35,7 +35,7 @@ def _load(qkv, bias, part, tokens, width, each, HEADS: tl.constexpr, D: tl.const
 @triton.jit
 def _put(out, first, others, part, tokens, width, row, HEADS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr):
     """Store what belongs to the first token and to the others, in rows of so many numbers."""
-    image, inside = _place(width, HEADS, D)
+    image, inside = _place(HEADS, D)
     at = 1 + tl.arange(0, BLOCK)[:, None]
     tl.store(out + image * tokens * row + part * width + inside, first)
     tl.store(out + (image * tokens + at) * row + part * width + inside[None, :], others, mask=at < tokens)
@@ -101,7 +101,7 @@ def _attend_gradient(
     q1, q = _load(qkv, bias, 0, tokens, width, each, HEADS, D, BLOCK)
     k1, k = _load(qkv, bias, 1, tokens, width, each, HEADS, D, BLOCK)
     v1, v = _load(qkv, bias, 2, tokens, width, each, HEADS, D, BLOCK)
-    image, inside = _place(width, HEADS, D)
+    image, inside = _place(HEADS, D)
     at = 1 + tl.arange(0, BLOCK)[:, None]
     g1 = tl.load(grad + image * tokens * width + inside)
     # rows beyond the last token are zero, and so is what they give
