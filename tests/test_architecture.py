@@ -32,6 +32,7 @@ ALLOWED = {
     "nested": {"errors"},
     "sheet": {"cells", "config", "errors", "jobs", "nested"},
     "reproduce": {"cells", "config", "errors", "jobs", "outcome", "registry", "sheet", "sittings", "tables"},
+    "printed": {"cells", "config", "errors", "outcome", "registry", "report", "reproduce", "sheet"},
     "gallery": {"errors", "files", "report"},
     "method": {"errors", "ops", "tree"},
     "local": {"method", "ops", "tree"},
@@ -40,7 +41,7 @@ ALLOWED = {
     "methods": CONTRACT,
     "guards": {"errors", "keys", "method", "options", "tree"},
 }
-TABLES = {"reproduce", "sheet", "jobs", "tables", "outcome"}
+TABLES = {"reproduce", "sheet", "jobs", "tables", "outcome", "printed"}
 ABOVE = {"registry", "config", "planning", "runner", "cli"}  # what puts a run together
 FORBIDDEN = {
     "federation": {*ABOVE, "methods", "sites", "report", "catalogue", "checks", "backbones"},

@@ -181,13 +181,13 @@ def test_the_packages_own_methods() -> None:
 
 
 def test_a_method_announced_by_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "entry_points", lambda group: [Point("mine")])
+    monkeypatch.setattr(registry, "_announced", lambda: [Point("mine")])
     assert methods()["mine"] is Mine
     assert one("mine").method["lr"] == 0.1
 
 
 def test_a_clashing_name_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "entry_points", lambda group: [Point("fedavg")])
+    monkeypatch.setattr(registry, "_announced", lambda: [Point("fedavg")])
     with pytest.raises(PromptFedError, match=r'Two methods are called "fedavg".*other\.package:Mine'):
         methods()
 

@@ -301,9 +301,18 @@ def _fill_method(table: Table, prompt: Table) -> tuple[Table, Table]:
     made = options.make(kind, given, "method")
     if not prompt and name == plain:
         return {"name": name} | _plain(made), {}
-    wrapped = _plain(_prompted(made, prompt))
+    wrapped = _plain(_prompted(made, _sized(prompt)))
     del wrapped["inner"]
     return {"name": plain + PROMPTED} | _plain(made), wrapped
+
+
+def _sized(prompt: Table) -> Table:
+    """Return a prompt's options with the frame's `pad`, as papers call it, under the name it shares with patches."""
+    if "pad" not in prompt:
+        return prompt
+    if "size" in prompt or prompt.get("kind", "frame") != "frame":
+        raise PromptFedError("prompt.pad is another name for the prompt.size of a frame; give prompt.size alone.")
+    return {"size" if key == "pad" else key: value for key, value in prompt.items()}
 
 
 def _prompted(method: Method, prompt: Table) -> WithFrame:

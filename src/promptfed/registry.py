@@ -3,7 +3,7 @@
 import importlib
 import pkgutil
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 import promptfed.methods
@@ -24,11 +24,16 @@ def methods() -> dict[str, type[Method]]:
             own = isinstance(kind, type) and issubclass(kind, Method) and kind.__module__.endswith(module.name)
             if own and kind is not WithFrame:  # which is no method without another one
                 found[kind.name] = kind
-    for point in entry_points(group="promptfed.methods"):
+    for point in _announced():
         if point.name in found:
             raise PromptFedError(f'Two methods are called "{point.name}": the other comes from {point.value}.')
         found[point.name] = point.load()
     return found
+
+
+@cache  # looking through all installed packages takes longer than the rest of a recipe
+def _announced() -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group="promptfed.methods"))
 
 
 def find_method(name: str) -> type[Method]:

@@ -37,7 +37,7 @@ from promptfed.sittings import read_sittings
 from promptfed.tables import write_table
 
 # how a run is simulated, how often it is looked at and where: nothing of this changes what the paper did
-_OUR_OWN = {"seed", "device", "checkpoint_seconds", "evaluate.every", "evaluate.personal", "evaluate.after"}
+OUR_OWN = {"seed", "device", "checkpoint_seconds", "evaluate.every", "evaluate.personal", "evaluate.after"}
 
 
 def find_table(source: str) -> PaperTable:
@@ -142,7 +142,7 @@ def _pooled(jobs: Sequence[Job], done: Mapping[Path, Done], measure: str) -> Our
     return pool(summaries, problems, recipe.per_round or recipe.clients - recipe.newcomers, measure)
 
 
-def _told_apart(table: PaperTable, cell: Cell, recipe: Recipe) -> int:
+def told_apart(table: PaperTable, cell: Cell, recipe: Recipe) -> int:
     """Return how many of the paper's figures we have beside the mean: our clients, or all domains."""
     return len(cell.column.clients) if table.measures[0] == "deployed" else recipe.clients
 
@@ -151,7 +151,7 @@ def _entry(sheet: Sheet, name: str, done: Mapping[Path, Done], best: Setting, ag
     """Return one cell: ours under the paper's setting, and under the best of its grid where one was tried."""
     cell, grid = sheet.cells[name], sheet.trials[name]
     ours = _pooled(sheet.jobs[name], done, sheet.measure)
-    paper = paper_of(cell, _told_apart(sheet.table, cell, sheet.settings[name]))
+    paper = paper_of(cell, told_apart(sheet.table, cell, sheet.settings[name]))
     tuned: Tuned | None = None
     if grid:
         runs = _pooled(again, done, sheet.measure) if again else pool({}, {}, 1)
@@ -223,10 +223,10 @@ def _changes(table: PaperTable, settings: Mapping[str, Recipe]) -> dict[str, lis
         found[name] = [
             f"`{key}`: {_value(theirs.get(key))} → {_value(ours.get(key))}"
             for key in theirs | ours
-            if key not in _OUR_OWN and not key.startswith("fleet.") and theirs.get(key) != ours.get(key)
+            if key not in OUR_OWN and not key.startswith("fleet.") and theirs.get(key) != ours.get(key)
         ]
         titles = cells[name].column.clients
-        if cells[name].figure and (have := _told_apart(table, cells[name], recipe)) < len(titles):
+        if cells[name].figure and (have := told_apart(table, cells[name], recipe)) < len(titles):
             some = f"over our clients {', '.join(titles[:have])} instead of {', '.join(titles)}"
             found[name].append(f"The paper's mean is taken {some}")
     return found

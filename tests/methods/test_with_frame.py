@@ -230,6 +230,7 @@ def test_a_prompt_table_wraps_the_method() -> None:
 
 def test_the_name_alone_gives_the_default_prompt() -> None:
     assert one("fedavg+pt") == one("fedavg", "prompt.kind=frame")
+    assert one("fedavg", "prompt.kind=frame", "prompt.pad=3") == one("fedavg", "prompt.kind=frame", "prompt.size=3")
     assert config.build_method(one("fedavg+pt")) == WithFrame(FedAvg())
     assert one("fedavg").prompt == {}
 
@@ -257,6 +258,8 @@ def test_without_a_prompt_a_recipe_is_as_it_was() -> None:
     [
         ("pfedpt", ["prompt.kind=frame"], "pfedpt has a prompt of its own: set method.prompt"),
         ("pfedpt+pt", [], "pfedpt has a prompt of its own"),
+        ("fedprox", ["prompt.pad=2", "prompt.size=2"], "give prompt.size alone"),
+        ("fedprox", ["prompt.pad=2", "prompt.kind=patch"], "give prompt.size alone"),
         ("fedprox", ["prompt.kind=fram"], 'Unknown prompt.kind "fram"; did you mean "frame"?'),
         ("fedprox", ["prompt.sise=2"], 'did you mean "prompt.size"?'),
         ("fedprox", ["prompt.name=frame"], 'Unknown key "prompt.name"'),

@@ -19,6 +19,15 @@ def test_the_same_seed_twice_is_not_a_second_seed(make_run: MakeRun) -> None:
     assert column(table, "method") == ["pfedpt [a]", "pfedpt [b]"]
 
 
+def test_where_a_run_was_made_and_how_often_it_was_saved_makes_no_other_row(make_run: MakeRun) -> None:
+    runs = []
+    for seed, device in enumerate(("cuda", "cpu")):
+        recipe = make_run(device, seed=seed) / "recipe.toml"
+        recipe.write_text(f'device = "{device}"\ncheckpoint_seconds = {seed}\n{recipe.read_text()}')
+        runs.append(read_run(recipe.parent))
+    assert column(compare(runs), "method") == ["pfedpt (n=2)"]
+
+
 def test_namesakes_are_told_apart_by_what_differs(make_run: MakeRun) -> None:
     runs = [read_run(make_run("a", lr=0.1)), read_run(make_run("b", lr=0.5)), read_run(make_run("c", alpha=9, lr=0.1))]
     table = compare(runs)

@@ -37,6 +37,12 @@ def show_runs(folders: list[Path], form: Format | None) -> None:
     print_table(compare([read_run(folder) for folder in folders]), form)
 
 
+def print_sentences(title: str, sentences: list[str], form: Format | None) -> None:
+    """Print what belongs under a table; whoever asked for LaTeX or CSV gets the table alone."""
+    if sentences and form not in (Format.latex, Format.csv):
+        typer.echo("\n".join([f"{title}:", "", *(f"- {sentence}" for sentence in sentences)]))
+
+
 def print_table(table: "Table", form: Format | None) -> None:
     """Print a table as asked; if nothing is, for a person, or as Markdown where nobody watches."""
     form = form or (Format.terminal if console.is_terminal else Format.markdown)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from promptfed.cli.arguments import Dirs, Form, print_table, show_runs
+from promptfed.cli.arguments import Dirs, Form, print_sentences, print_table, show_runs
 from promptfed.gallery import KINDS
 from promptfed.terminal import console, say
 
@@ -28,17 +28,58 @@ class Against(StrEnum):
     OWN = "own"
 
 
+class Accuracy(StrEnum):
+    """What stands in the cells of a table as papers print it."""
+
+    mean = "mean"
+    before = "before"
+    worst = "worst"
+    p10 = "p10"
+    weighted = "weighted"
+    after = "after"
+    deployed = "deployed"
+    domains = "domains"
+
+
 def compare(
     dirs: Dirs,
+    measure: Annotated[
+        Accuracy | None, typer.Option(help="Methods down, settings across and this in the cells, as papers print it.")
+    ] = None,
+    paper: Annotated[
+        str | None,
+        typer.Option(
+            help="Likewise, with the paper's figures: a table such as pfedpt/t1-cifar10, or a .table.toml file.",
+            metavar="TABLE",
+        ),
+    ] = None,
     form: Form = None,
 ) -> None:
     """Print run folders as one table; runs that differ only in their seed become mean ± std.
 
-    Of a folder that is no run, such as that of a sweep, all runs below it are meant: promptfed compare runs
-    """
-    from promptfed.report import run_folders
+    Of a folder that is no run, such as that of a sweep, all runs below it are meant:
 
-    show_runs(run_folders(dirs), form)
+        promptfed compare runs
+        promptfed compare runs/pfedpt --paper pfedpt/t1-cifar10 --format latex
+    """
+    from promptfed.report import across, read_run, run_folders
+
+    folders = run_folders(dirs)
+    if measure is None and paper is None:
+        show_runs(folders, form)
+        return
+    runs = [read_run(folder) for folder in folders]
+    if paper is None:
+        print_table(across(runs, str(measure)), form)
+        return
+    from promptfed.printed import measure_of, paper_for
+    from promptfed.reproduce import find_table
+
+    table = find_table(paper)
+    shown = str(measure or measure_of(table))
+    printed, deviations = paper_for(table, runs)
+    print_table(across(runs, shown, printed), form)
+    print_sentences("Otherwise than in the paper", deviations, form)
 
 
 def report(

@@ -7,8 +7,10 @@ from typing import Any
 from promptfed.errors import PromptFedError
 from promptfed.report.folder import RunFolder
 
-# Keys that a table shows anyway, or that make no difference to what was run.
-_SHOWN = {"seed", "clients", "rounds"}
+# Keys in which runs of one row may differ: the seed, where a run was made, and how often it was saved.
+_POOLED = {"seed", "device", "checkpoint_seconds"}
+# Keys that a table shows anyway.
+_SHOWN = {"clients", "rounds"}
 _OWN_TABLES = ("data", "partition", "backbone")
 # a run without [guards] is one whose guards are all off, and what else they are set to means nothing there
 GUARDS_OFF = {"guards.robust": "mean", "guards.clip": "0.0", "guards.noise": "0.0", "guards.secure": "False"}
@@ -70,12 +72,12 @@ def group_runs(runs: Sequence[RunFolder]) -> tuple[Group, ...]:
 
 
 def flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """The recipe as dotted keys, without its seeds."""
+    """The recipe as dotted keys, without those in which runs of one row may differ."""
     found: dict[str, str] = {}
     for key, value in recipe.items():
         if isinstance(value, Mapping):
             found |= flat(value, f"{prefix}{key}.")
-        elif key != "seed":
+        elif key not in _POOLED:
             found[prefix + key] = str(value)
     return found
 

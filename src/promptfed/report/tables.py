@@ -40,11 +40,13 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     names: int = 1  # so many columns, from the first, tell which row is which
+    about: str = ""  # what all of its cells are
 
     @property
     def legend(self) -> str:
         """One line that says what each column is."""
-        told = "; ".join(f"{column.title}: {column.legend}" for column in self.columns if column.legend)
+        each = (f"{column.title}: {column.legend}" for column in self.columns if column.legend)
+        told = "; ".join(filter(None, (self.about, *each)))
         return f"{told}. Bold: best of its column." if any(c.best for row in self.rows for c in row) else f"{told}."
 
     def to_markdown(self) -> str:
@@ -79,7 +81,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class _Measure:
+class Measure:
     """A column, and how a group fills it: its cell, and its rank (more is better; None is out of the race)."""
 
     column: Column
@@ -110,7 +112,7 @@ def human_bytes(count: float) -> str:
     return f"{count:,.3g} TB" if count < 999.5 else f"{count:,.0f} TB"
 
 
-def _table(groups: Sequence[Group], measures: Sequence[_Measure]) -> Table:
+def _table(groups: Sequence[Group], measures: Sequence[Measure]) -> Table:
     """Lay out names first, then what differs between settings, then the measures."""
     names = [_method_column(groups), *_setting_columns(groups)]
     columns = [_ranked(measure, groups) for measure in measures]
@@ -149,7 +151,7 @@ def _setting_columns(groups: Sequence[Group]) -> list[tuple[Column, list[Cell]]]
     return found
 
 
-def _ranked(measure: _Measure, groups: Sequence[Group]) -> list[Cell]:
+def _ranked(measure: Measure, groups: Sequence[Group]) -> list[Cell]:
     """The cells of one column; per setting, the best finished one is marked when there is a choice."""
     filled = [measure.fill(group) for group in groups]
     ranks = [rank if group.finished else None for group, (_, rank) in zip(groups, filled, strict=True)]
@@ -178,7 +180,7 @@ def _missing(column: Column) -> tuple[Cell, None]:
     return Cell("–", ("",) * len(column.fields)), None
 
 
-def _accuracy(title: str, legend: str, read: Callable[[RunFolder], float | None]) -> _Measure:
+def _accuracy(title: str, legend: str, read: Callable[[RunFolder], float | None]) -> Measure:
     """A column of percents: the more the better, as written, so that equal cells are equally best."""
     column = Column(title, legend, (title.replace(" ", "_"), f"{title.replace(' ', '_')}_std"))
 
@@ -188,10 +190,10 @@ def _accuracy(title: str, legend: str, read: Callable[[RunFolder], float | None]
             return _missing(column)
         return Cell(_pooled(found, percent), _plain(found, percent)), round(mean(found), 4)
 
-    return _Measure(column, fill)
+    return Measure(column, fill)
 
 
-def _best(ranked: bool) -> _Measure:
+def _best(ranked: bool) -> Measure:
     """The best mean over the rounds, and when it was reached."""
     legend = "best mean as received of any round @ that round"
     column = Column("best", legend, ("best", "best_std", "best_round"))
@@ -205,12 +207,12 @@ def _best(ranked: bool) -> _Measure:
         cell = Cell(f"{_pooled(found, percent)} @ {when}", (*_plain(found, percent), when))
         return cell, round(mean(found), 4) if ranked else None
 
-    return _Measure(column, fill)
+    return Measure(column, fill)
 
 
 def _per_contact(
     title: str, legend: str, size: Callable[[RunFolder], float], floats: Callable[[RunFolder], int]
-) -> _Measure:
+) -> Measure:
     """What travels for one client in one round, in bytes as measured and in floats: the less the better."""
     column = Column(title, legend, (f"{title}_bytes", f"{title}_floats"))
 
@@ -218,30 +220,30 @@ def _per_contact(
         sent, numbers = mean(map(size, group.runs)), round(mean(map(floats, group.runs)))
         return Cell(f"{human_bytes(sent)} ({numbers:,} floats)", (f"{sent:.0f}", str(numbers))), -round(sent)
 
-    return _Measure(column, fill)
+    return Measure(column, fill)
 
 
-def _seconds() -> _Measure:
+def _seconds() -> Measure:
     column = Column("seconds", "wall time of the run", ("seconds", "seconds_std"))
 
     def fill(group: Group) -> tuple[Cell, float | None]:
         found = [run.seconds for run in group.runs]
         return Cell(_pooled(found, "{:.1f}".format), _plain(found, "{:.1f}".format)), -round(mean(found), 1)
 
-    return _Measure(column, fill)
+    return Measure(column, fill)
 
 
-def _whole_run() -> _Measure:
+def _whole_run() -> Measure:
     column = Column("traffic", "bytes of the whole run, down and up, all clients", ("traffic_bytes",))
 
     def fill(group: Group) -> tuple[Cell, float | None]:
         sent = mean(run.traffic.down_bytes + run.traffic.up_bytes for run in group.runs)
         return Cell(human_bytes(sent), (f"{sent:.0f}",)), -round(sent)
 
-    return _Measure(column, fill)
+    return Measure(column, fill)
 
 
-def _compared(runs: Sequence[RunFolder]) -> tuple[_Measure, ...]:
+def _compared(runs: Sequence[RunFolder]) -> tuple[Measure, ...]:
     """The columns of the long table; what sets adapted models and newcomers apart is there if any run has them."""
     adapting = any(run.adapts for run in runs)
     return (
@@ -255,10 +257,16 @@ def _compared(runs: Sequence[RunFolder]) -> tuple[_Measure, ...]:
     )
 
 
-def _mean(others: str = "") -> _Measure:
+def _mean(others: str = "") -> Measure:
     """The headline, and for the legend which other columns are of the same models."""
     legend = "accuracy in percent, each client on its own test images, after the method's own adaptation if it has one"
     return _accuracy("mean", legend + others, lambda run: run.scores.mean if run.scores else None)
+
+
+def _by_domain(run: RunFolder) -> float | None:
+    found = run.deployed or {}
+    each = [value for name, value in found.items() if name != "all" or len(found) == 1]
+    return mean(each) if each else None
 
 
 _BEFORE = _accuracy(
@@ -281,6 +289,8 @@ _COSTS = (
     _per_contact("up", "sent back by it", lambda run: run.up_bytes, lambda run: run.traffic.up_floats),
     _seconds(),
 )
+_DOMAINS = _accuracy("domains", "accuracy of the server's own model in percent, the mean over domains", _by_domain)
+ACCURACIES = {measure.column.title: measure for measure in (_mean(), _BEFORE, *_MORE, _DOMAINS)}
 _HEADLINE = (
     _mean(),
     _accuracy("worst client", "the client served worst", lambda run: run.scores.worst if run.scores else None),
