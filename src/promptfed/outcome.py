@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from promptfed.cells import Cell, Figure
 from promptfed.errors import PromptFedError
+from promptfed.report.folder import per_domain
 from promptfed.report.measured import QUALITY
 
 Values = NDArray[np.float64]
@@ -145,7 +146,7 @@ def headline(summary: Mapping[str, Any], measure: str) -> Mapping[str, Any]:
     found: Mapping[str, Any] = accuracy.get(measure) or {}
     if measure == "trained":
         return {"mean": found.get("mean"), "per_client": found.get("per_client", [])}
-    each = [value for name, value in found.items() if name != "all" or len(found) == 1]
+    each = per_domain(found)
     return {"mean": mean(each) if each else None, "per_client": each}
 
 

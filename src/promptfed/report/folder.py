@@ -142,6 +142,11 @@ def read_run(path: Path | str) -> RunFolder:
     )
 
 
+def per_domain(deployed: Mapping[str, float]) -> list[float]:
+    """Return the accuracies of the server's own model by domain; without domains, the one on all images."""
+    return [value for name, value in deployed.items() if name != "all" or len(deployed) == 1]
+
+
 def most_of(amounts: Sequence[float], names: Sequence[str]) -> list[str]:
     """Return the names of the up to three largest amounts, each at least a tenth of all."""
     ordered = sorted(zip(amounts, names, strict=False), key=lambda pair: -pair[0])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
-from promptfed.report.folder import RunFolder
+from promptfed.report.folder import RunFolder, per_domain
 from promptfed.report.groups import Group, group_runs
 
 if TYPE_CHECKING:
@@ -264,8 +264,7 @@ def _mean(others: str = "") -> Measure:
 
 
 def _by_domain(run: RunFolder) -> float | None:
-    found = run.deployed or {}
-    each = [value for name, value in found.items() if name != "all" or len(found) == 1]
+    each = per_domain(run.deployed or {})
     return mean(each) if each else None
 
 
