@@ -51,6 +51,14 @@ def told(figure: float | None) -> float:
     return figure
 
 
+def figures(folder: str) -> tuple[dict[tuple[str, str], float], dict[tuple[str, str], float]]:
+    """Return ours, sample-weighted, and the paper's by column and row."""
+    found = read_table(RESULTS / folder)
+    ours = {(one["column"], one["row"]): one["ours"]["weighted"] for one in found["rows"]}
+    paper = {(one["column"], one["row"]): one["paper"]["mean"] for one in found["rows"] if one["paper"]}
+    return {cell: told(value) for cell, value in ours.items()}, {cell: told(value) for cell, value in paper.items()}
+
+
 def test_the_page_holds_every_table_as_printed(results: ModuleType) -> None:
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     for lines in results.pages():
@@ -105,10 +113,7 @@ def test_a_table_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_what_came_of_pfedpts_table() -> None:
-    found = read_table(RESULTS / "pfedpt-t1-cifar10")
-    cells = {(one["column"], one["row"]): one for one in found["rows"]}
-    ours = {cell: told(one["ours"]["weighted"]) for cell, one in cells.items()}
-    paper = {cell: told(one["paper"]["mean"]) for cell, one in cells.items() if one["paper"]}
+    ours, paper = figures("pfedpt-t1-cifar10")
     near = [cell for cell, figure in paper.items() if abs(ours[cell] - figure) < 1]
     assert sum(column == "path-cnn" for column, _ in near) == 9
     tuned = ("fedavg-tuned", "fedprox-tuned", "moon-tuned")
@@ -122,7 +127,7 @@ def test_what_came_of_pfedpts_table() -> None:
     assert [one["row"] for one in joint] == ["joint", "pfedpt"] * 3
     pairs = zip(joint[1::2], joint[::2], strict=True)
     assert all(told(one["ours"]["weighted"]) > told(other["ours"]["weighted"]) for one, other in pairs)
-    (sitting,) = found["sittings"]
+    (sitting,) = read_table(RESULTS / "pfedpt-t1-cifar10")["sittings"]
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"takes {sitting['seconds'] / 60:.0f} minutes" in readme
     assert f"{ours['path-cnn', 'pfedpt']:.2f} % with pFedPT and {ours['path-cnn', 'fedavg']:.2f} % with" in readme
@@ -130,7 +135,7 @@ def test_what_came_of_pfedpts_table() -> None:
 
 def test_what_came_of_pfedpts_table_on_cifar100() -> None:
     found = read_table(RESULTS / "pfedpt-t1-cifar100")
-    ours = {(one["column"], one["row"]): told(one["ours"]["weighted"]) for one in found["rows"]}
+    ours, _ = figures("pfedpt-t1-cifar100")
     assert len(ours) == 39
     ahead = {column: ours[column, "pfedpt"] - ours[column, "fedavg"] for column in ("path-cnn", "dir-cnn", "iid-cnn")}
     assert ahead == pytest.approx({"path-cnn": 9.7, "dir-cnn": 6.6, "iid-cnn": 0.9}, abs=0.05)
@@ -143,14 +148,6 @@ def test_what_came_of_pfedpts_table_on_cifar100() -> None:
     (sitting,) = found["sittings"]
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert f"39 runs took **{sitting['seconds'] / 60:.1f} minutes**, {sitting['runs_per_hour']:.0f} an hour" in page
-
-
-def figures(folder: str) -> tuple[dict[tuple[str, str], float], dict[tuple[str, str], float]]:
-    """Return ours, sample-weighted, and the paper's by column and row."""
-    found = read_table(RESULTS / folder)
-    ours = {(one["column"], one["row"]): one["ours"]["weighted"] for one in found["rows"]}
-    paper = {(one["column"], one["row"]): one["paper"]["mean"] for one in found["rows"] if one["paper"]}
-    return {cell: told(value) for cell, value in ours.items()}, {cell: told(value) for cell, value in paper.items()}
 
 
 def test_what_came_of_pfedpts_table_with_the_vit() -> None:

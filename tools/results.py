@@ -3,8 +3,8 @@
     python tools/results.py
 
 A summary is the summary.json of one finished run folder: the demo's are named METHOD-seedN.json, pFedPT's on CIFAR-10
-COLUMN-ROW.json; the paper's figures are those of its Table 1. Of pFedPG and FedAPT there is the table.json of each
-table, as `promptfed reproduce` writes it, with the paper's figures, and for RELIC measured.json beside it with what
+COLUMN-ROW.json; the paper's figures are those of its Table 1. Of everything else there is the table.json of each table,
+as `promptfed reproduce` writes it, with the paper's figures, and for RELIC measured.json beside it with what
 `promptfed quality` and `promptfed audit` found.
 """
 
@@ -39,8 +39,11 @@ CIFAR = {
 }
 
 PFEDPT = (
-    *("pfedpt-t1-cifar10", "pfedpt-t1-cifar100", "pfedpt-t1-cifar10-vit"),
-    *("pfedpt-t7-cifar10", "pfedpt-t8-cifar10"),
+    "pfedpt-t1-cifar10",
+    "pfedpt-t1-cifar100",
+    "pfedpt-t1-cifar10-vit",
+    "pfedpt-t7-cifar10",
+    "pfedpt-t8-cifar10",
 )
 # Table 2 with the prompt; without it, its cells are those of Table 1
 PLUGIN, ALONE = "pfedpt-t2-cifar10", "pfedpt-t1-cifar10"
@@ -142,8 +145,8 @@ def plugin_table(column: str) -> list[str]:
         if one["column"] == column and one["ours"]["mean"] is not None
     ]
     parts = [("method", [without["title"] for without, _ in pairs])]
-    for whose, kind in (("paper", "mean"), ("ours", "weighted"), ("ours", "mean")):
-        name = "paper" if whose == "paper" else {"weighted": "sample-weighted", "mean": "mean of clients"}[kind]
+    kinds = (("paper", "paper", "mean"), ("sample-weighted", "ours", "weighted"), ("mean of clients", "ours", "mean"))
+    for name, whose, kind in kinds:
         both = [[one[whose][kind] for one in pair] for pair in pairs]
         parts += [(name, [_two(without) for without, _ in both]), ("+PT", [_two(its) for _, its in both])]
         parts.append(("adds", [_signed(its - without) for without, its in both]))

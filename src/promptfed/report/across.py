@@ -7,7 +7,7 @@ from pathlib import Path
 from promptfed.errors import choice
 from promptfed.report.folder import RunFolder
 from promptfed.report.groups import Group, group_runs
-from promptfed.report.tables import ACCURACIES, Cell, Column, Measure, Table
+from promptfed.report.tables import ACCURACIES, Cell, Column, Table
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,7 @@ def _ordered(names: Sequence[str], titles: Sequence[str | None], first: Sequence
 
 def _column(column: str, groups: Mapping[str, Group], rows: Sequence[str], measure: str, paper: Paper) -> list[Cell]:
     """Return a column's cells; the best finished one is marked where there is a choice."""
-    shown: Measure = ACCURACIES[measure]
-    filled = {row: shown.fill(group) for row, group in groups.items()}
+    filled = {row: ACCURACIES[measure].fill(group) for row, group in groups.items()}
     ranks = {row: rank for row, (_, rank) in filled.items() if rank is not None and groups[row].finished}
     cells = []
     for row in rows:
