@@ -22,19 +22,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from promptfed import tree
 from promptfed.backbones.cached import Cached
 from promptfed.backbones.diffusion import Diffusion
 from promptfed.backbones.pipeline import fresh_pipeline
+from promptfed.core import tree
+from promptfed.core.method import Task
+from promptfed.core.prompts.templates import OBJECT
+from promptfed.core.tree import Tree
 from promptfed.data.batches import Pool, Shards
 from promptfed.data.dataset import Dataset
 from promptfed.federation.fleet import OneByOne, Stacked
 from promptfed.federation.loop import rng_for
 from promptfed.federation.store import Store
-from promptfed.method import Task
 from promptfed.methods.relic import FedTI
-from promptfed.prompts.templates import OBJECT
-from promptfed.tree import Tree
 
 IMAGES = 3  # of a client; each is seen several times
 

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from round_speed import loop_of, made_up
 
-from promptfed import planning
 from promptfed.data.dataset import Dataset
+from promptfed.runs import planning
 
 
 def with_test(data: Dataset, share: float) -> Dataset:

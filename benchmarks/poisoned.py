@@ -15,15 +15,16 @@ from typing import ClassVar
 
 import torch
 
-from promptfed import config, planning, runner
+from promptfed.core.errors import PromptFedError
+from promptfed.core.method import Task
+from promptfed.core.protocols import Data
+from promptfed.core.tree import Tree
 from promptfed.data import open_dataset
 from promptfed.data.partition import make_partition
-from promptfed.errors import PromptFedError
 from promptfed.federation.loop import Loop
-from promptfed.method import Data, Task
 from promptfed.methods.fedavg import FedAvg
-from promptfed.record import Record
-from promptfed.tree import Tree
+from promptfed.results.folder.record import Record
+from promptfed.runs import config, planning, runner
 
 RECIPE = [
     *("clients=10", "rounds=12", "partition.name=iid", "evaluate.every=1000", "evaluate.after=false"),

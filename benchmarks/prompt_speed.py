@@ -20,13 +20,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from promptfed import config, planning
 from promptfed.backbones.pretrained import LoadedViT, Precision, ViT
+from promptfed.core.method import Task
 from promptfed.data.dataset import Dataset
 from promptfed.data.partition import make_partition
 from promptfed.federation.loop import Loop
-from promptfed.method import Task
-from promptfed.record import Record
+from promptfed.results.folder.record import Record
+from promptfed.runs import config, planning
 
 LARGE = (768, 12, 12, 16)  # width, depth, heads, patch
 SMALL = (64, 3, 4, 8)

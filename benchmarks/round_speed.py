@@ -14,11 +14,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from promptfed import config, keys, planning
+from promptfed.core import keys
 from promptfed.data.dataset import Dataset
 from promptfed.data.partition import make_partition
 from promptfed.federation.loop import Loop
-from promptfed.record import Record
+from promptfed.results.folder.record import Record
+from promptfed.runs import config, planning
 
 
 def made_up(images: int) -> Dataset:

@@ -16,19 +16,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from promptfed import tree
 from promptfed.backbones.cached import Cached
 from promptfed.backbones.clip import CLIP
 from promptfed.backbones.clip_checkpoint import Form
 from promptfed.backbones.text import TextArch
 from promptfed.backbones.transformer import Arch
+from promptfed.core import tree
+from promptfed.core.method import Method, Task
+from promptfed.core.tree import Tree
 from promptfed.data.batches import Pool, Shards
 from promptfed.data.dataset import Dataset
 from promptfed.federation.loop import rng_for
-from promptfed.method import Method, Task
 from promptfed.methods.fedapt import FedAPT
 from promptfed.methods.promptfl import PromptFL
-from promptfed.tree import Tree
 
 IMAGE = Arch(768, 1, 12, 32, 3072, (7, 7), eps=1e-5, quick_gelu=True, pre_norm=True, patch_bias=False, projection=512)
 

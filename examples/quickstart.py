@@ -3,7 +3,7 @@
 from typing import Any
 
 import promptfed
-from promptfed.report import compare, read_run, write_report
+from promptfed.results.report import compare, read_run, write_report
 
 setting: dict[str, Any] = {
     "rounds": 4,

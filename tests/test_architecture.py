@@ -1,6 +1,13 @@
-"""Who may import whom, read off the source."""
+"""Who may import whom: the table of docs/architecture.md is the rule, and the source is held to it.
+
+An import counts wherever it stands: at the top, inside a function, for type checkers alone, or as a string such as
+"promptfed.analysis.figures.maps:attention" that something imports later.
+"""
 
 import ast
+import re
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -8,82 +15,32 @@ import pytest
 import promptfed
 
 ROOT = Path(promptfed.__file__).parent
+PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
 FILES = sorted(ROOT.rglob("*.py"))
-CONTRACT = {"method", "local", "ops", "tree", "prompts", "options", "keys"}
-# each of these may import, at any time, only what is listed: the bottom of the design is free of what is built on it
-ALLOWED = {
-    "errors": set[str](),
-    "tree": set[str](),
-    "keys": set[str](),
-    "progress": set[str](),
-    "terminal": set[str](),
-    "gpus": set[str](),
-    "patch_kernels": set[str](),
-    "patches": {"gpus", "patch_kernels"},
-    "ops": {"patches", "tree"},
-    "options": {"errors"},
-    "cells": {"errors"},
-    "figures": {"errors"},
-    "outcome": {"cells", "errors", "report"},
-    "tables": {"errors", "files", "outcome", "report"},
-    "sittings": {"errors", "outcome"},
-    "jobs": {"config", "errors", "outcome", "progress", "runner", "sittings"},
-    "registry": {"cells", "errors", "method", "methods"},
-    "nested": {"errors"},
-    "sheet": {"cells", "config", "errors", "jobs", "nested"},
-    "reproduce": {"cells", "config", "errors", "jobs", "outcome", "registry", "sheet", "sittings", "tables"},
-    "printed": {"cells", "config", "errors", "outcome", "registry", "report", "reproduce", "sheet"},
-    "gallery": {"errors", "files", "report"},
-    "method": {"errors", "ops", "tree"},
-    "local": {"method", "ops", "tree"},
-    "prompts": {"errors", "ops", "tree"},
-    "backbones": {"errors", "gpus", "method", "ops", "options", "tree"},
-    "methods": CONTRACT,
-    "guards": {"errors", "keys", "method", "options", "tree"},
-}
-TABLES = {"reproduce", "sheet", "jobs", "tables", "outcome", "printed"}
-ABOVE = {"registry", "config", "planning", "runner", "cli"}  # what puts a run together
-FORBIDDEN = {
-    "federation": {*ABOVE, "methods", "sites", "report", "catalogue", "checks", "backbones"},
-    "data": {*ABOVE, "methods", "federation", "report", "record", "backbones", "prompts"},
-    "report": {*ABOVE, "methods", "federation", "backbones", "method", "local", "ops", "tree"},
-    "record": {*ABOVE, "methods", "federation", "report", "backbones", "data", "tree"},
-    "config": {*ABOVE - {"config", "registry"}, "federation", "report", "record", "checks", "catalogue"},
-    "domains": {"cli", "config", "registry", "planning", "runner", "report", "sites", "checks", "catalogue", "methods"},
-    "finished": {*TABLES, "cli", "checks", "catalogue", "sites", "report", "methods"},
-    "probes": {*TABLES, "cli", "checks", "catalogue", "sites", "methods"},
-    "predict": {*TABLES, "cli", "checks", "catalogue", "sites", "report", "methods"},
-    "generate": {*TABLES, "cli", "checks", "catalogue", "sites", "report", "methods"},
-    "export": {*TABLES, "cli", "checks", "catalogue", "sites", "report", "methods"},
-    "quality": {*TABLES, "cli", "checks", "catalogue", "sites", "report", "methods"},
-    "audit": {*TABLES, "cli", "checks", "catalogue", "sites", "report"},
-    "planning": {*TABLES, "cli", "checks", "catalogue", "sites", "report", "runner", "methods"},
-    "runner": {*TABLES, "cli", "checks", "catalogue", "sites"},
-    "sites": {*TABLES, "cli", "checks", "catalogue", "methods"},
-}
-WITHOUT_TORCH = {
-    "report",
-    "record",
-    "errors",
-    "cli",
-    "progress",
-    "terminal",
-    "cells",
-    "figures",
-    "outcome",
-    "tables",
-    "gallery",
-    "__main__",
-}
+WITHOUT_TORCH = ("results", "core.errors", "core.files", "core.statistics", "core.progress", "papers.outcome")
 
 
-def part(path: Path) -> str:
-    """Return the module or sub-package of the top level a file belongs to."""
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+def module(path: Path) -> str:
+    """Return a file's module name below `promptfed`; the package itself is "promptfed"."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts) or "promptfed"
 
 
-def imports(path: Path) -> set[str]:
-    """Return all modules a file imports, at the top or later, in full."""
+MODULES = {module(path): path for path in FILES}
+
+
+def known(name: str) -> str | None:
+    """Return the module of ours that a dotted name such as "promptfed.core.tree.Tree" means, if any."""
+    if name != "promptfed" and not name.startswith("promptfed."):
+        return None
+    parts = name.split(".")[1:]
+    found = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((one for one in found if one in MODULES), "promptfed")
+
+
+@cache
+def names(path: Path) -> frozenset[str]:
+    """Return all that a file imports, by statement or by string, in full."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -91,38 +48,111 @@ def imports(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} has a relative import"
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            dotted = re.fullmatch(r"(promptfed(?:\.[a-z_0-9]+)+)(?:[:.][A-Za-z_]+)?", node.value)
+            found |= {dotted[1]} if dotted and dotted[1].removeprefix("promptfed.") in MODULES else set()
+    return frozenset(found)
+
+
+def imports(name: str) -> set[str]:
+    """Return the modules of ours that a module imports, itself left out."""
+    return {found for one in names(MODULES[name]) if (found := known(one)) not in (None, name)}
+
+
+def rules() -> dict[str, list[str] | None]:
+    """Read the table: from each row's modules to what they may import; None is everything."""
+    text = PAGE.read_text(encoding="utf-8")
+    table = text.split("## Who may import whom", 1)[1].split("\n## ", 1)[0]
+    found: dict[str, list[str] | None] = {}
+    for line in table.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not line.startswith("| `"):
+            continue
+        allowed = None if cells[1] == "everything" else re.findall(r"`([a-z_.0-9]+)`", cells[1])
+        for name in re.findall(r"`([a-z_.0-9]+)`", cells[0]):
+            assert name not in found, f"{name} is listed twice"
+            found[name] = allowed
     return found
 
 
-def parts(path: Path) -> set[str]:
-    """Return the parts of this package a file imports, its own left out."""
-    inner = {name.split(".")[1] for name in imports(path) if name.startswith("promptfed.")}
-    return {name for name in inner if name != part(path) and not name.startswith("__")}
+RULES = rules()
+
+
+def unit(name: str) -> str | None:
+    """Return the row a module belongs to: the longest listed name it lies in."""
+    parts = name.split(".")
+    return next((one for length in range(len(parts), 0, -1) if (one := ".".join(parts[:length])) in RULES), None)
+
+
+def within(name: str, whole: str) -> bool:
+    return name == whole or name.startswith(whole + ".")
 
 
 def test_the_rules_see_imports() -> None:
-    assert {"tree", "method", "record", "data"} <= parts(ROOT / "federation" / "loop.py")
-    assert "torch" in {name.split(".")[0] for name in imports(ROOT / "tree.py")}
+    assert {"core.tree", "core.method", "results.folder.record", "data.batches"} <= imports("federation.loop")
+    assert "analysis.figures.maps" in imports("analysis.figures"), "by a string"
+    assert "analysis.predict" in imports("cli.finished"), "inside a function"
+    assert known("promptfed.core.tree.Tree") == "core.tree"
+    assert known("promptfed.Method") == "promptfed"
+    assert known("torch.nn") is None
+
+
+def test_every_row_of_the_table_is_a_module() -> None:
+    listed = {name for allowed in RULES.values() for name in allowed or ()}
+    assert set(RULES) | listed <= set(MODULES)
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_a_module_imports_only_what_the_table_allows(name: str) -> None:
+    own = unit(name)
+    assert own is not None, f"{name} is in no row of the table in {PAGE.name}"
+    allowed = RULES[own]
+    if allowed is None:
+        return
+    wrong = {
+        one for one in imports(name) if unit(one) != own and not any(within(one, permitted) for permitted in allowed)
+    }
+    assert not wrong, f"{name} ({own}) may not import {sorted(wrong)}"
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    try:
+        TopologicalSorter({name: imports(name) for name in MODULES}).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(MODULES) if name.startswith(WITHOUT_TORCH)])
+def test_light_modules_never_import_torch(name: str) -> None:
+    assert not {one for one in names(MODULES[name]) if one.split(".")[0] == "torch"}
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_no_grab_bags(name: str) -> None:
+    assert name.rpartition(".")[2] not in ("utils", "helpers", "common", "misc", "base")
+
+
+def test_a_newcomer_sees_the_whole_layout_at_once() -> None:
+    assert len([path for path in ROOT.iterdir() if path.name != "__pycache__"]) <= 14
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_imports_point_downwards(path: Path) -> None:
-    own = part(path)
-    assert parts(path) <= ALLOWED.get(own, parts(path))
-    assert not parts(path) & FORBIDDEN.get(own, set())
+def test_no_file_is_longer_than_400_lines(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_no_grab_bags(path: Path) -> None:
-    assert path.stem not in ("utils", "helpers", "common", "misc", "base")
+@pytest.mark.parametrize(
+    "folder", sorted(path.parent for path in ROOT.glob("*/__init__.py")), ids=lambda path: path.name
+)
+def test_a_folders_rule_stands_in_the_page_and_in_the_folder(folder: Path) -> None:
+    """The first sentence of a folder's docstring is its rule in the page."""
+    doc = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
+    rule = doc.split("\n\n")[0].replace("\n", " ").strip()
+    assert rule.endswith(".")
+    assert f"| `{folder.name}/` | {rule.rstrip('.')} |" in PAGE.read_text(encoding="utf-8")
 
 
-def test_the_report_never_imports_torch() -> None:
-    for path in FILES:
-        if part(path) in WITHOUT_TORCH:
-            assert not {name for name in imports(path) if name.split(".")[0] == "torch"}, path
-
-
-def test_a_method_knows_no_data_sets_devices_or_command_line() -> None:
-    for path in (ROOT / "methods").glob("*.py"):
-        assert parts(path) <= CONTRACT, path
+def test_no_test_imports_another_test() -> None:
+    for path in Path(__file__).parent.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"(?m)^\s*(?:from|import) (?:\w+\.)*(?:test_\w+|conftest)\b", text), path

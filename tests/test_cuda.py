@@ -9,12 +9,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from promptfed import checks, patches, tree
 from promptfed.backbones import float8, fused, transformer
 from promptfed.backbones.pretrained import ViT
 from promptfed.backbones.transformer import Arch
+from promptfed.core import tree
+from promptfed.core.kernels import patches
+from promptfed.core.method import Method
 from promptfed.federation.store import Store
-from promptfed.method import Method
 from promptfed.methods.fedapt import FedAPT
 from promptfed.methods.fedavg import FedAvg
 from promptfed.methods.fedclip import FedCLIP
@@ -24,6 +25,7 @@ from promptfed.methods.moon import Moon
 from promptfed.methods.per_fedavg import PerFedAvg
 from promptfed.methods.pfedpg import PFedPG
 from promptfed.methods.pfedpt import PFedPT
+from promptfed.runs import checks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can see")
 METHODS = [

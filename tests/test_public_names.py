@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import promptfed
-from test_cli import environment
+from support.command import environment
 
 
 def test_names_are_sorted() -> None:
@@ -33,8 +33,8 @@ def test_the_version_is_a_version() -> None:
 def test_importing_the_package_and_its_light_parts_does_not_import_torch() -> None:
     code = (
         "import sys, promptfed; assert 'torch' not in sys.modules, 'promptfed'\n"
-        "import promptfed.report; assert 'torch' not in sys.modules, 'report'\n"
-        "import promptfed.record; assert 'torch' not in sys.modules, 'record'\n"
+        "import promptfed.results.report; assert 'torch' not in sys.modules, 'report'\n"
+        "import promptfed.results.folder.record; assert 'torch' not in sys.modules, 'record'\n"
         "import promptfed.cli; assert 'torch' not in sys.modules, 'cli'\n"
     )
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False)

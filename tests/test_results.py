@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from promptfed.reproduce import find_table
-from promptfed.sheet import recipe_of
-from promptfed.tables import read_table, to_markdown
-from small_tables import run, small_table
+from promptfed.papers.reproduce import find_table
+from promptfed.papers.sheet import recipe_of
+from promptfed.papers.tables import read_table, to_markdown
+from support.small_tables import run, small_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from promptfed.backbones.pipeline import Pipeline, fresh_pipeline
+from promptfed.core.prompts.templates import OBJECT, STYLE
 from promptfed.data import flowers
 from promptfed.data.archives import read_idx
 from promptfed.data.photos import decode
 from promptfed.data.shops import CLASSES, SHOPS, SIDE, TRAIN, style
 from promptfed.data.shops import EMBEDDED as SHOPS_FILE
-from promptfed.prompts.templates import OBJECT, STYLE
 
 NOUNS = ("tee", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")  # as in CLASSES
 FAMILIES = {"top": ("tee", "pullover", "coat", "shirt"), "shoe": ("sandal", "sneaker", "boot")}

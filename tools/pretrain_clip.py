@@ -30,7 +30,6 @@ from pretrain_vit import Plan, leftover, probe, training_options, view
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from promptfed import tree
 from promptfed.backbones import clip_checkpoint, text, transformer
 from promptfed.backbones.checkpoint import HALVES
 from promptfed.backbones.clip import CLIP, OPENING, LoadedCLIP
@@ -38,9 +37,10 @@ from promptfed.backbones.clip_checkpoint import BLOCK_PARTS, EMBEDDED, PARTS, Fo
 from promptfed.backbones.text import TextArch
 from promptfed.backbones.tokenizer import END, LAST, START, Tokenizer, letters, words
 from promptfed.backbones.transformer import Arch
+from promptfed.core import tree
+from promptfed.core.tree import Tree
 from promptfed.data.archives import read_idx
 from promptfed.data.shops import CLASSES, SHOPS, SIDE, load_shops
-from promptfed.tree import Tree
 
 WARM_UP = 20  # steps before the speed is measured
 ALSO = (

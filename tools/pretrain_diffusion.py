@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from promptfed.backbones.diffusion import Diffusion, LoadedDiffusion
 from promptfed.backbones.pipeline import EMBEDDED, Pipeline, write_pipeline
-from promptfed.prompts.templates import OBJECT
+from promptfed.core.prompts.templates import OBJECT
 
 WARM_UP = 20  # steps before the speed is measured
 EAGER = 3  # steps before the step is captured

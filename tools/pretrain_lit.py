@@ -34,7 +34,6 @@ from pretrain_clip import hub_tensors, paced, write_folder
 from pretrain_vit import Plan, training_options
 from torch import Tensor, nn
 
-from promptfed import tree
 from promptfed.backbones import checkpoint, text
 from promptfed.backbones.checkpoint import IMAGENET
 from promptfed.backbones.clip import CLIP
@@ -44,7 +43,8 @@ from promptfed.backbones.pretrained import ViT, fit_positions
 from promptfed.backbones.text import TextArch
 from promptfed.backbones.tokenizer import END, LAST, START, Tokenizer, letters, read_tokenizer
 from promptfed.backbones.transformer import Arch
-from promptfed.tree import Tree
+from promptfed.core import tree
+from promptfed.core.tree import Tree
 
 MERGES = 49152 - 256 - 2  # of the published file, CLIP uses so many
 TEMPLATES = ("a photo of a {}.", "{}", "a {}.", "a picture of a {}.", "a blurry photo of the {}.", "a drawing of a {}.")

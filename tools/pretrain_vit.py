@@ -25,13 +25,13 @@ import torch.nn.functional as F  # noqa: N812
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from promptfed import tree
 from promptfed.backbones.checkpoint import EMBEDDED, HALVES
 from promptfed.backbones.pretrained import LoadedViT, ViT
+from promptfed.core import tree
+from promptfed.core.tree import Tree
 from promptfed.data.archives import read_idx
 from promptfed.data.shops import CLASSES, SHOPS, SIDE, TRAIN, load_shops
 from promptfed.data.shops import EMBEDDED as SHOPS_FILE
-from promptfed.tree import Tree
 
 WARM_UP = 20  # steps before the speed is measured
 

@@ -13,7 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from promptfed.report import compare, read_run
+from promptfed.results.report import compare, read_run
 
 
 def run_cell(out: Path, cell: str) -> str:

@@ -3,37 +3,38 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from promptfed.checks import check_method as check_method
-    from promptfed.config import Recipe as Recipe
-    from promptfed.errors import PromptFedError as PromptFedError
-    from promptfed.method import Backbone as Backbone
-    from promptfed.method import Batch as Batch
-    from promptfed.method import Data as Data
-    from promptfed.method import Draw as Draw
-    from promptfed.method import Method as Method
-    from promptfed.method import Rng as Rng
-    from promptfed.method import Task as Task
-    from promptfed.runner import Result as Result
-    from promptfed.runner import run as run
-    from promptfed.tree import Tree as Tree
+from promptfed.core.version import __version__ as __version__
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from promptfed.core.errors import PromptFedError as PromptFedError
+    from promptfed.core.method import Method as Method
+    from promptfed.core.method import Task as Task
+    from promptfed.core.protocols import Backbone as Backbone
+    from promptfed.core.protocols import Batch as Batch
+    from promptfed.core.protocols import Data as Data
+    from promptfed.core.protocols import Draw as Draw
+    from promptfed.core.protocols import Rng as Rng
+    from promptfed.core.tree import Tree as Tree
+    from promptfed.runs.checks import check_method as check_method
+    from promptfed.runs.config import Recipe as Recipe
+    from promptfed.runs.runner import Result as Result
+    from promptfed.runs.runner import run as run
+
 
 _HOMES = {
-    "Backbone": "method",
-    "Batch": "method",
-    "Data": "method",
-    "Draw": "method",
-    "Method": "method",
-    "PromptFedError": "errors",
-    "Recipe": "config",
-    "Result": "runner",
-    "Rng": "method",
-    "Task": "method",
-    "Tree": "tree",
-    "check_method": "checks",
-    "run": "runner",
+    "Backbone": "core.protocols",
+    "Batch": "core.protocols",
+    "Data": "core.protocols",
+    "Draw": "core.protocols",
+    "Method": "core.method",
+    "PromptFedError": "core.errors",
+    "Recipe": "runs.config",
+    "Result": "runs.runner",
+    "Rng": "core.protocols",
+    "Task": "core.method",
+    "Tree": "core.tree",
+    "check_method": "runs.checks",
+    "run": "runs.runner",
 }
 
 __all__ = sorted(_HOMES)

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_hub import dinov2, saved, vit
 from torch import Tensor
 
 from promptfed.backbones import checkpoint, transformer
 from promptfed.backbones.pretrained import ViT
 from promptfed.backbones.transformer import Arch
-from promptfed.errors import PromptFedError
-from promptfed.tree import Tree
+from promptfed.core.errors import PromptFedError
+from promptfed.core.tree import Tree
+from support.tiny_hub import dinov2, saved, vit
 
 SHAPE = (3, 16, 16)
 

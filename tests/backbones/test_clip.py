@@ -8,20 +8,21 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from tiny_clip import clip, said, saved
-from tiny_hub import Model, dinov2
 from torch import Tensor
 
-from promptfed import options, tree
 from promptfed.backbones import BACKBONES, text, transformer
 from promptfed.backbones.clip import CLIP, LoadedCLIP
 from promptfed.backbones.clip_checkpoint import Form
 from promptfed.backbones.text import TextArch
 from promptfed.backbones.transformer import Arch
-from promptfed.errors import PromptFedError
-from promptfed.method import DualEncoder, Task, dual
-from promptfed.tree import Tree
-from toys import rng
+from promptfed.core import options, tree
+from promptfed.core.errors import PromptFedError
+from promptfed.core.method import Task, dual
+from promptfed.core.protocols import DualEncoder
+from promptfed.core.tree import Tree
+from support.tiny_clip import clip, said, saved
+from support.tiny_hub import Model, dinov2
+from support.toys import rng
 
 CPU = torch.device("cpu")
 SHAPE = (3, 16, 16)

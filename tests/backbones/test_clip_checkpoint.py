@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_clip import VOCABULARY, clip, saved
 
 from promptfed.backbones import clip_checkpoint
 from promptfed.backbones.clip import CLIP
@@ -17,8 +16,9 @@ from promptfed.backbones.clip_checkpoint import Form
 from promptfed.backbones.text import TextArch
 from promptfed.backbones.tokenizer import END
 from promptfed.backbones.transformer import Arch
-from promptfed.errors import PromptFedError
-from promptfed.tree import Tree
+from promptfed.core.errors import PromptFedError
+from promptfed.core.tree import Tree
+from support.tiny_clip import VOCABULARY, clip, saved
 
 
 def edit(folder: Path, change: Callable[[Tree], object]) -> None:

@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from promptfed import tree
 from promptfed.backbones import BACKBONES
 from promptfed.backbones.cnn import CNN, ConvNet, PaperCNN, PflCNN
-from promptfed.errors import PromptFedError
-from promptfed.method import Draw
-from promptfed.tree import Tree
-from toys import rng
+from promptfed.core import tree
+from promptfed.core.errors import PromptFedError
+from promptfed.core.protocols import Draw
+from promptfed.core.tree import Tree
+from support.toys import rng
 
 CIFAR = (3, 32, 32)
 

@@ -11,11 +11,11 @@ from promptfed.backbones import pipeline
 from promptfed.backbones.cached import Cached
 from promptfed.backbones.diffusion import Diffusion, LoadedDiffusion
 from promptfed.backbones.pipeline import read_prompts, word_pieces
-from promptfed.errors import PromptFedError
-from promptfed.method import Task, text_to_image
+from promptfed.core.errors import PromptFedError
+from promptfed.core.method import Task, text_to_image
+from promptfed.core.prompts.templates import OBJECT
 from promptfed.methods.relic import RELIC
-from promptfed.prompts.templates import OBJECT
-from tiny_diffusion import CPU, SIDE, loaded, saved, tiny
+from support.tiny_diffusion import CPU, SIDE, loaded, saved, tiny
 
 
 @pytest.fixture(scope="module")

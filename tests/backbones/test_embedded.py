@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_hub import by_hand, load_vit
 
-from promptfed import tree
 from promptfed.backbones.checkpoint import EMBEDDED
 from promptfed.backbones.pretrained import ViT
+from promptfed.core import tree
 from promptfed.data.shops import SHOPS, load_shops
-from toys import rng
+from support.tiny_hub import by_hand, load_vit
+from support.toys import rng
 
 NET = ViT((3, 32, 32), 10).to(torch.device("cpu"))
 FACTS = json.loads((EMBEDDED / "pretraining.json").read_text(encoding="utf-8"))

@@ -7,8 +7,8 @@ import torch
 
 from promptfed.backbones.diffusion import Diffusion, LoadedDiffusion
 from promptfed.backbones.pipeline import EMBEDDED
+from promptfed.core.prompts.templates import OBJECT
 from promptfed.data.shops import CLASSES, SHOPS, TRAIN, load_shops
-from promptfed.prompts.templates import OBJECT
 
 FACTS = json.loads((EMBEDDED / "pretraining.json").read_text(encoding="utf-8"))
 NOUNS = ("tee", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")  # as in CLASSES

@@ -2,10 +2,10 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from promptfed import ops
 from promptfed.backbones import float8, transformer
 from promptfed.backbones.pretrained import LoadedViT, Precision, ViT
-from promptfed.errors import PromptFedError
+from promptfed.core import ops
+from promptfed.core.errors import PromptFedError
 
 CLOSE = 2.0**-4  # e4m3 has three bits after the point: half a step is a sixteenth
 

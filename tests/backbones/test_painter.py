@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from promptfed.backbones.painter import Painter
-from promptfed.errors import PromptFedError
+from promptfed.core.errors import PromptFedError
 
 PAINTER = Painter((3, 4, 4), 2)
 

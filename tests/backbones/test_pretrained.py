@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from tiny_hub import Model, by_hand, dinov2, saved, vit
 from torch import Tensor
 
-from promptfed import options, tree
 from promptfed.backbones import BACKBONES, transformer
 from promptfed.backbones.pretrained import LoadedViT, ViT, fit_positions
-from promptfed.errors import PromptFedError
-from promptfed.method import Backbone
-from toys import rng
+from promptfed.core import options, tree
+from promptfed.core.errors import PromptFedError
+from promptfed.core.protocols import Backbone
+from support.tiny_hub import Model, by_hand, dinov2, saved, vit
+from support.toys import rng
 
 CPU = torch.device("cpu")
 SHAPE = (3, 16, 16)

@@ -17,13 +17,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from transformers import ResNetConfig, ResNetModel
 
-from promptfed import tree
 from promptfed.backbones import resnet
 from promptfed.backbones.resizing import resized
 from promptfed.backbones.resnet import FIFTY, LoadedResNet, ResNet, ResNetArch
-from promptfed.errors import PromptFedError
-from promptfed.tree import Tree
-from toys import rng
+from promptfed.core import tree
+from promptfed.core.errors import PromptFedError
+from promptfed.core.tree import Tree
+from support.toys import rng
 
 SHAPE = (3, 40, 36)
 BOTTLENECK = ResNetArch(8, (16, 24), (2, 2))

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_clip import MERGES, VOCABULARY, theirs, write_tokenizer
 
 from promptfed.backbones.tokenizer import END, START, Tokenizer, letters, read_tokenizer, words
-from promptfed.errors import PromptFedError
+from promptfed.core.errors import PromptFedError
+from support.tiny_clip import MERGES, VOCABULARY, theirs, write_tokenizer
 
 OURS = Tokenizer(VOCABULARY, {tuple(merge.split()): rank for rank, merge in enumerate(MERGES)})  # type: ignore[misc]
 THEIRS = theirs()

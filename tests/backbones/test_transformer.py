@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from promptfed import tree
 from promptfed.backbones import transformer
 from promptfed.backbones.transformer import Arch
-from promptfed.errors import PromptFedError
-from promptfed.tree import Tree
+from promptfed.core import tree
+from promptfed.core.errors import PromptFedError
+from promptfed.core.tree import Tree
 
 ARCH = Arch(width=8, depth=3, heads=2, patch=2, mlp=12, grid=(2, 3))
 KINDS = {"plain": ARCH, "scaled": replace(ARCH, layer_scale=True), "gated": replace(ARCH, swiglu=True)}

@@ -5,12 +5,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from promptfed import tree
 from promptfed.backbones import BACKBONES, transformer
 from promptfed.backbones.vit import TinyViT
-from promptfed.errors import PromptFedError
-from promptfed.tree import Tree
-from toys import rng
+from promptfed.core import tree
+from promptfed.core.errors import PromptFedError
+from promptfed.core.tree import Tree
+from support.toys import rng
 
 NET = TinyViT((3, 8, 12), 5, patch=4, width=16, depth=2, heads=4)  # 2 × 3 patches
 

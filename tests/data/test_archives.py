@@ -9,16 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_archives import write_cifar10, write_cifar100, write_fashion, write_idx, write_tar, write_tiny
 
-from promptfed.data.archives import (
-    read_cifar10,
-    read_cifar100,
-    read_fashion_mnist,
-    read_idx,
-    read_tiny_imagenet,
-)
-from promptfed.errors import PromptFedError
+from promptfed.core.errors import PromptFedError
+from promptfed.data.archives import read_cifar10, read_cifar100, read_fashion_mnist, read_idx, read_tiny_imagenet
+from support.small_archives import write_cifar10, write_cifar100, write_fashion, write_idx, write_tar, write_tiny
 
 
 def test_idx_gives_the_values_in_their_shape(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from promptfed import keys, tree
+from promptfed.core import keys, tree
+from promptfed.core.protocols import Batch, Draw
+from promptfed.core.tree import Tree
 from promptfed.data.batches import ClientData, Pool
 from promptfed.data.dataset import Dataset
-from promptfed.method import Batch, Draw
-from promptfed.tree import Tree
-from toys import dataset, numbered, shards, shares
+from support.toys import dataset, numbered, shards, shares
 
 DRAWS = {"noise": Draw((2,)), "angle": Draw((2,), "normal"), "where": Draw((3,), per="batch")}
 

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from small_sites import paint
 
+from promptfed.core.errors import PromptFedError
 from promptfed.data import add, open_dataset
 from promptfed.data.celeba import read_identities
-from promptfed.errors import PromptFedError
+from support.small_sites import paint
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_archives import write_cifar10, write_cifar100, write_fashion, write_tiny
 
+from promptfed.core.errors import PromptFedError
 from promptfed.data import DATASETS, Dataset, add, datasets, download, open_dataset, parsed, status
 from promptfed.data.split import fewer
-from promptfed.errors import PromptFedError
+from support.small_archives import write_cifar10, write_cifar100, write_fashion, write_tiny
 
 
 @pytest.fixture(autouse=True)

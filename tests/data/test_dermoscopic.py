@@ -7,12 +7,12 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from small_sites import CSV, paint, write_csvs, zipped
 
+from promptfed.core.errors import PromptFedError
 from promptfed.data import add, open_dataset
 from promptfed.data.partition import make_partition
 from promptfed.data.split import Split, evaluated_on
-from promptfed.errors import PromptFedError
+from support.small_sites import CSV, paint, write_csvs, zipped
 
 NAME = "dermoscopic-fl"
 OFFICIAL = {"A": (2091, 298, 598), "B": (2708, 386, 774), "C": (1144, 163, 328), "D": (1400, 199, 401)}

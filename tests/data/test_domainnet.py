@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_sites import write_domainnet
 
+from promptfed.core.errors import PromptFedError
 from promptfed.data import add, open_dataset
 from promptfed.data.domainnet import DOMAINS, TEN
 from promptfed.data.split import evaluated_on
-from promptfed.errors import PromptFedError
+from support.small_sites import write_domainnet
 
 FOLDERS = [name.replace(" ", "_") for name in TEN]
 

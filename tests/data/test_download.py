@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from promptfed.core.errors import PromptFedError
 from promptfed.data.download import REMOTES, digest, fetch, home
-from promptfed.errors import PromptFedError
 
 BODY = bytes(range(256)) * 4000
 RIGHT = "sha256:" + hashlib.sha256(BODY).hexdigest()

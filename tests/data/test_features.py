@@ -10,11 +10,11 @@ from torch import Tensor
 
 from promptfed.backbones.cached import Cached
 from promptfed.backbones.pretrained import LoadedViT, ViT
+from promptfed.core.protocols import Tokens
+from promptfed.core.tree import Tree
 from promptfed.data.batches import Pool
 from promptfed.data.features import features_of, views_of
-from promptfed.method import Tokens
-from promptfed.tree import Tree
-from toys import dataset
+from support.toys import dataset
 
 CPU = torch.device("cpu")
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy.io import savemat
-from small_sites import paint, zipped
 
+from promptfed.core.errors import PromptFedError
 from promptfed.data import add, open_dataset
 from promptfed.data.flowers import CLASSES, find_photos, read_mat
 from promptfed.data.partition import make_partition
-from promptfed.errors import PromptFedError
+from support.small_sites import paint, zipped
 
 ROSE, CLEMATIS = CLASSES.index("rose") + 1, CLASSES.index("clematis") + 1
 

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from promptfed.core.errors import PromptFedError
 from promptfed.data import open_dataset
 from promptfed.data import photos as module
 from promptfed.data.folder import scan
 from promptfed.data.photos import decode
 from promptfed.data.split import stratified
-from promptfed.errors import PromptFedError
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from promptfed.core.errors import PromptFedError
 from promptfed.data import open_dataset
-from promptfed.errors import PromptFedError
 
 Arrays = dict[str, Any]
 

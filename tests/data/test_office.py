@@ -7,14 +7,14 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from small_sites import paint, write_office
 
+from promptfed.core.errors import PromptFedError
 from promptfed.data import Dataset, add, open_dataset
 from promptfed.data.deal import Flags
 from promptfed.data.office import DOMAINS
 from promptfed.data.partition import make_partition
 from promptfed.data.split import Split, evaluated_on
-from promptfed.errors import PromptFedError
+from support.small_sites import paint, write_office
 
 SIZES = {"amazon": 12, "caltech": 15, "dslr": 10, "webcam": 11}
 

@@ -6,29 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from promptfed.core.errors import PromptFedError
 from promptfed.data.dataset import Dataset
 from promptfed.data.deal import apportion, draw_classes, in_proportion, proportions, top_up
 from promptfed.data.partition import PARTITIONS, Partition, make_partition
 from promptfed.data.partitioners import domain_last
-from promptfed.errors import PromptFedError
+from support.datasets import dataset_of
 
 Case = tuple[str, dict[str, object], Dataset, int]
 NATIVE = [name for name in PARTITIONS if not name.startswith("pfllib-") and name != "aspects"]  # it looks at pictures
 RANDOM = [name for name in NATIVE if name not in ("disjoint", "domain")]
-
-
-def dataset_of(labels: Any, test: Any, domains: Any = 0, classes: int = 0, regions: int = 0) -> Dataset:
-    labels = np.asarray(labels, dtype=np.int64)
-    domains = np.broadcast_to(np.asarray(domains, dtype=np.int64), labels.shape)
-    return Dataset(
-        name="toy",
-        images=np.zeros((len(labels), 1, 1, 3), dtype=np.uint8),
-        labels=labels,
-        test=np.broadcast_to(np.asarray(test, dtype=np.bool_), labels.shape),
-        classes=tuple(f"class {i}" for i in range(classes or int(labels.max()) + 1)),
-        domains=domains,
-        domain_names=tuple(f"domain {i}" for i in range(regions or int(domains.max()) + 1)),
-    )
 
 
 def even(classes: int, train: int, test: int, domains: int = 1) -> Dataset:

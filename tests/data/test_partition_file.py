@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from promptfed.core.errors import PromptFedError
 from promptfed.data import open_dataset
 from promptfed.data.dataset import Dataset
 from promptfed.data.partition import Partition, make_partition
 from promptfed.data.split import evaluated_on
-from promptfed.errors import PromptFedError
 
 
 def dataset_of(labels: list[int], domains: list[int]) -> Dataset:

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from promptfed.core.errors import PromptFedError
 from promptfed.data.dataset import Dataset
 from promptfed.data.partition import make_partition
-from promptfed.errors import PromptFedError
 
 
 def toy(domains: int, test: int) -> Dataset:

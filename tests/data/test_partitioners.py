@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_partition import dataset_of
 
+from promptfed.core.errors import PromptFedError
 from promptfed.data.dataset import Dataset, Images
 from promptfed.data.partition import PARTITIONS, Partition, make_partition
 from promptfed.data.partitioners import Aspects, Equal, Iid, clusters, colours
-from promptfed.errors import PromptFedError
+from support.datasets import dataset_of
 
 NAMES = st.sampled_from(["equal", "quantity"])
 

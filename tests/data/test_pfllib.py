@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from promptfed.core.errors import PromptFedError
 from promptfed.data.dataset import Dataset
 from promptfed.data.partition import Partition, make_partition
 from promptfed.data.pfllib import LEAST_IMAGES, capped_plan, holder_amounts, holders_in_order
-from promptfed.errors import PromptFedError
 
 NAMES = ["pfllib-iid", "pfllib-pathological", "pfllib-dirichlet"]
 

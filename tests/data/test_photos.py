@@ -8,10 +8,10 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from small_sites import paint
 
 from promptfed.data import parsed, photos
 from promptfed.data.photos import Album, Photo, first, read_album
+from support.small_sites import paint
 
 
 @pytest.fixture(autouse=True)

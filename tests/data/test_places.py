@@ -4,11 +4,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from small_sites import write_office, zipped
 
+from promptfed.core.errors import PromptFedError
 from promptfed.data import add, open_dataset, status
 from promptfed.data.office import DOMAINS
-from promptfed.errors import PromptFedError
+from support.small_sites import write_office, zipped
 
 NAME = "office-caltech10"
 

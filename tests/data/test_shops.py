@@ -11,10 +11,10 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from promptfed.core.errors import PromptFedError
 from promptfed.data import open_dataset
 from promptfed.data.dataset import Dataset, Images
 from promptfed.data.shops import CLASSES, EMBEDDED, SHOPS, load_shops, style
-from promptfed.errors import PromptFedError
 
 DEBIAN = Path(os.environ.get("PROMPTFED_FASHION_MNIST", "/usr/share/datasets/fashion-mnist"))
 TOOL = Path(__file__).parents[2] / "tools" / "build_fashion_shops.py"

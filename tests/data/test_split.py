@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from promptfed.core.errors import PromptFedError
 from promptfed.data.dataset import Dataset
 from promptfed.data.partition import PARTITIONS, Partition, make_partition
 from promptfed.data.split import Split, evaluated_on, fewer, validated
-from promptfed.errors import PromptFedError
 
 
 def toy(count: int = 40, official: bool = True) -> Dataset:

@@ -11,18 +11,19 @@ from typing import Any
 
 import pytest
 import torch
-from test_fleet import METHODS, make
 
-from promptfed import tree
-from promptfed.errors import PromptFedError
+from promptfed.core import tree
+from promptfed.core.errors import PromptFedError
+from promptfed.core.method import Method, Task
+from promptfed.core.protocols import Data, Rng
+from promptfed.core.tree import Tree
 from promptfed.federation.evaluate import Score
 from promptfed.federation.loop import Loop, rng_for, summarise, uninterrupted
-from promptfed.method import Data, Method, Rng, Task
 from promptfed.methods.fedavg import FedAvg
 from promptfed.methods.local_only import Local
 from promptfed.methods.pfedpt import PFedPT
-from promptfed.record import Record
-from promptfed.tree import Tree
+from promptfed.results.folder.record import Record
+from support.loops import METHODS, make
 
 
 def go(loop: Loop) -> list[dict[str, Any]]:

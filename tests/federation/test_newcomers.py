@@ -6,25 +6,25 @@ from typing import Any
 
 import pytest
 import torch
-from test_fleet import images
 from torch import Tensor
 
 from promptfed.backbones.pretrained import ViT
-from promptfed.config import Recipe, load
+from promptfed.core.errors import PromptFedError
+from promptfed.core.method import Method, Task
+from promptfed.core.tree import Tree
 from promptfed.data.shares import Partition
-from promptfed.errors import PromptFedError
 from promptfed.federation.loop import Loop, summarise
-from promptfed.method import Method, Task
 from promptfed.methods.fedavg import FedAvg
 from promptfed.methods.local_only import Local
 from promptfed.methods.pfedpg import PFedPG
-from promptfed.planning import Plan, make_loop
-from promptfed.record import Record
-from promptfed.report import read_run
-from promptfed.runner import Result, run
-from promptfed.tree import Tree
-from tiny_runs import plain, write_images
-from toys import shares
+from promptfed.results.folder.record import Record
+from promptfed.results.report import read_run
+from promptfed.runs.config import Recipe, load
+from promptfed.runs.planning import Plan, make_loop
+from promptfed.runs.runner import Result, run
+from support.loops import images
+from support.tiny_runs import plain, write_images
+from support.toys import shares
 
 SIZES, TESTS = (9, 12, 5, 8), (4, 6, 5, 3)
 FOUNDERS, NEWCOMERS = torch.tensor([0, 1]), torch.tensor([2, 3])

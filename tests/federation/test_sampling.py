@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from promptfed import config
-from promptfed.config import Recipe
-from promptfed.errors import PromptFedError
+from promptfed.core.errors import PromptFedError
 from promptfed.federation.sampling import choose
-from promptfed.runner import start
+from promptfed.runs import config
+from promptfed.runs.config import Recipe
+from promptfed.runs.runner import start
 
 
 @settings(deadline=None)

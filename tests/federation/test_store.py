@@ -10,10 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from promptfed import tree
-from promptfed.errors import PromptFedError
+from promptfed.core import tree
+from promptfed.core.errors import PromptFedError
+from promptfed.core.tree import Tree
 from promptfed.federation.store import Manifest, Store, read_tree, verify, write_tree
-from promptfed.tree import Tree
 
 BYTES = 2**-20  # in megabytes
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from promptfed import config
-from promptfed.errors import PromptFedError
-from promptfed.runner import Result, go_on, start
+from promptfed.core.errors import PromptFedError
+from promptfed.runs import config
+from promptfed.runs.runner import Result, go_on, start
 
 BACKBONE = [f"backbone.{word}" for word in ("name=vit-tiny", "width=8", "depth=1", "heads=2", "patch=16")]
 

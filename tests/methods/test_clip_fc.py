@@ -4,9 +4,9 @@ import math
 
 import torch
 
-from promptfed import tree
+from promptfed.core import tree
 from promptfed.methods.clip_fc import CLIPFC
-from toys import TinyDual, featured, rng, task
+from support.toys import TinyDual, featured, rng, task
 
 TASK = task(TinyDual())
 EYE = {"adapter.weight": torch.eye(2), "adapter.bias": torch.zeros(2)}

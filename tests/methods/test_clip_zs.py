@@ -3,7 +3,7 @@
 import torch
 
 from promptfed.methods.clip_zs import CLIPZS
-from toys import TinyDual, featured, rng, task
+from support.toys import TinyDual, featured, rng, task
 
 TASK = task(TinyDual(sharpness=10.0))
 METHOD = CLIPZS()

@@ -4,10 +4,10 @@ import math
 
 import torch
 
-from promptfed import ops, tree
+from promptfed.core import ops, tree
+from promptfed.core.prompts.text import match_each
 from promptfed.methods.fed_cocoop import FedCoCoOp
-from promptfed.prompts.text import match_each
-from toys import TinyDual, featured, rng, task
+from support.toys import TinyDual, featured, rng, task
 
 TASK = task(TinyDual())
 

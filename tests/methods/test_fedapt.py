@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from promptfed import tree
+from promptfed.core import tree
+from promptfed.core.errors import PromptFedError
+from promptfed.core.options import make
+from promptfed.core.tree import Tree
 from promptfed.data.batches import Shards
-from promptfed.errors import PromptFedError
-from promptfed.methods import unlabelled
+from promptfed.methods import _unlabelled as unlabelled
+from promptfed.methods._unlabelled import Mode
 from promptfed.methods.fedapt import FedAPT
-from promptfed.methods.unlabelled import Mode
-from promptfed.options import make
-from promptfed.tree import Tree
-from toys import FrozenTokens, TinyDual, featured, rng, task
+from support.toys import FrozenTokens, TinyDual, featured, rng, task
 
 TASK = task(TinyDual())
 ONE_STEP = FedAPT(domains=2, tokens=1, lr=1.0, batch=4, weight_decay=0.0)

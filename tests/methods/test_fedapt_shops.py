@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from promptfed import config, runner
+from promptfed.runs import config, runner
 
 SMALL = ["rounds=1", "data.limit=2", "evaluate.after=false", "device=cpu"]
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from promptfed import tree
-from promptfed.method import Method, Task
+from promptfed.core import tree
+from promptfed.core.method import Method, Task
 from promptfed.methods.clip_fc import CLIPFC
 from promptfed.methods.clip_zs import CLIPZS
 from promptfed.methods.fedapt import FedAPT
@@ -12,7 +12,7 @@ from promptfed.methods.fedclip import FedCLIP
 from promptfed.methods.promptfl import PromptFL
 from promptfed.methods.resnet_tuning import ResNetTuning
 from promptfed.methods.vit_tuning import ViTTuning
-from toys import TinyDual, featured, rng
+from support.toys import TinyDual, featured, rng
 
 CLASSES = 345  # of DomainNet
 

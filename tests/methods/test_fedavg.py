@@ -5,14 +5,14 @@ import math
 import pytest
 import torch
 
-from promptfed import tree
+from promptfed.core import tree
+from promptfed.core.errors import PromptFedError
+from promptfed.core.options import make
+from promptfed.core.protocols import Batch
+from promptfed.core.tree import Tree
 from promptfed.data.batches import Shards
-from promptfed.errors import PromptFedError
-from promptfed.method import Batch
 from promptfed.methods.fedavg import FedAvg
-from promptfed.options import make
-from promptfed.tree import Tree
-from toys import BLACK, WHITE, Linear, dataset, numbered, rng, shards, task
+from support.toys import BLACK, WHITE, Linear, dataset, numbered, rng, shards, task
 
 TASK = task()
 LN3 = math.log(3)

@@ -7,13 +7,13 @@ from typing import Literal
 import pytest
 import torch
 
-from promptfed import tree
 from promptfed.backbones.cnn import ConvNet
-from promptfed.errors import PromptFedError
+from promptfed.core import tree
+from promptfed.core.errors import PromptFedError
+from promptfed.core.options import make
+from promptfed.core.tree import Tree
 from promptfed.methods.fedbabu import FedBABU
-from promptfed.options import make
-from promptfed.tree import Tree
-from toys import WHITE, FrozenTokens, dataset, graded, numbered, rng, shards, task
+from support.toys import WHITE, FrozenTokens, dataset, graded, numbered, rng, shards, task
 
 Part = Literal["head", "body", "all"]
 TASK = task(FrozenTokens())

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from promptfed import tree
-from promptfed.methods import unlabelled
+from promptfed.core import tree
+from promptfed.core.options import make
+from promptfed.core.tree import Tree
+from promptfed.methods import _unlabelled as unlabelled
 from promptfed.methods.fedclip import FedCLIP
-from promptfed.options import make
-from promptfed.tree import Tree
-from toys import TinyDual, featured, rng, task
+from support.toys import TinyDual, featured, rng, task
 
 TASK = task(TinyDual())
 BATCH = {"x": torch.tensor([[3.0, 4.0]]), "y": torch.tensor([1]), "mask": torch.ones(1)}

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from promptfed import tree
-from promptfed.errors import PromptFedError
+from promptfed.core import tree
+from promptfed.core.errors import PromptFedError
+from promptfed.core.options import make
+from promptfed.core.tree import Tree
 from promptfed.methods.fedmtl import FedMTL, _relation
 from promptfed.methods.local_only import Local
-from promptfed.options import make
-from promptfed.tree import Tree
-from toys import BLACK, Linear, dataset, numbered, rng, shards, task
+from support.toys import BLACK, Linear, dataset, numbered, rng, shards, task
 
 ALIKE = FedMTL(relation="mean", strength=0.5, lr=1.0, epochs=1, batch=1)
 

@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from promptfed import tree
 from promptfed.backbones.cnn import ConvNet
+from promptfed.core import tree
 from promptfed.methods.fedavg import FedAvg
 from promptfed.methods.fedper import FedPer
-from toys import WHITE, FrozenTokens, dataset, graded, rng, shards, task
+from support.toys import WHITE, FrozenTokens, dataset, graded, rng, shards, task
 
 TASK = task(FrozenTokens())
 CNN = ConvNet((3, 6, 6), 2, channels=(2,), kernel=3, hidden=(4,), pool_after=(1,))

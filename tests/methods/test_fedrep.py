@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from promptfed import tree
 from promptfed.backbones.cnn import ConvNet
-from promptfed.errors import PromptFedError
+from promptfed.core import tree
+from promptfed.core.errors import PromptFedError
+from promptfed.core.options import make
 from promptfed.methods.fedrep import FedRep
-from promptfed.options import make
-from toys import WHITE, FrozenTokens, dataset, graded, numbered, rng, shards, task
+from support.toys import WHITE, FrozenTokens, dataset, graded, numbered, rng, shards, task
 
 TASK = task(FrozenTokens())
 CNN = ConvNet((3, 6, 6), 2, channels=(2,), kernel=3, hidden=(4,), pool_after=(1,))

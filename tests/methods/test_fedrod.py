@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from promptfed import tree
 from promptfed.backbones.cnn import ConvNet
+from promptfed.core import tree
+from promptfed.core.tree import Tree
 from promptfed.methods.fedrod import FedRoD
-from promptfed.tree import Tree
-from toys import BLACK, WHITE, FrozenTokens, dataset, graded, rng, shards, task
+from support.toys import BLACK, WHITE, FrozenTokens, dataset, graded, rng, shards, task
 
 TASK = task(FrozenTokens())
 ONE_STEP = FedRoD(lr=1.0, epochs=1, batch=4, weight_decay=0.0)

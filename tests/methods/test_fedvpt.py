@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 
-from promptfed import tree
 from promptfed.backbones.cnn import ConvNet
-from promptfed.errors import PromptFedError
+from promptfed.core import tree
+from promptfed.core.errors import PromptFedError
+from promptfed.core.options import make
+from promptfed.core.tree import Tree
 from promptfed.methods.fedvpt import FedVPT
-from promptfed.options import make
-from promptfed.tree import Tree
-from toys import BLACK, WHITE, FrozenTokens, dataset, numbered, rng, shards, task
+from support.toys import BLACK, WHITE, FrozenTokens, dataset, numbered, rng, shards, task
 
 TASK = task(FrozenTokens())
 ONE_STEP = FedVPT(tokens=1, lr=1.0, epochs=1, batch=4, weight_decay=0.0)

@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from promptfed import tree
 from promptfed.backbones.cnn import ConvNet
-from promptfed.errors import PromptFedError
+from promptfed.core import tree
+from promptfed.core.errors import PromptFedError
+from promptfed.core.tree import Tree
 from promptfed.methods.fedvpt_d import FedVPTDeep
-from promptfed.tree import Tree
-from toys import BLACK, FrozenTokens, dataset, numbered, rng, shards, task
+from support.toys import BLACK, FrozenTokens, dataset, numbered, rng, shards, task
 
 TASK = task(FrozenTokens(layers=2))
 LN3 = math.log(3)

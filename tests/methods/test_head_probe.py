@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import promptfed
-from promptfed import tree
-from promptfed.errors import PromptFedError
+from promptfed.core import tree
+from promptfed.core.errors import PromptFedError
 from promptfed.methods.head_probe import HeadProbe
-from toys import BLACK, WHITE, FrozenTokens, dataset, numbered, rng, shards, task
+from support.toys import BLACK, WHITE, FrozenTokens, dataset, numbered, rng, shards, task
 
 TASK = task(FrozenTokens(layers=2))
 

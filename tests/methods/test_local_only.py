@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from promptfed import tree
-from promptfed.errors import PromptFedError
+from promptfed.core import tree
+from promptfed.core.errors import PromptFedError
+from promptfed.core.options import make
 from promptfed.methods.local_only import Local
-from promptfed.options import make
-from toys import BLACK, WHITE, Linear, dataset, numbered, rng, shards, task
+from support.toys import BLACK, WHITE, Linear, dataset, numbered, rng, shards, task
 
 TASK = task()
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from promptfed import tree
 from promptfed.backbones.cnn import ConvNet
-from promptfed.errors import PromptFedError
+from promptfed.core import tree
+from promptfed.core.errors import PromptFedError
+from promptfed.core.options import make
+from promptfed.core.tree import Tree
 from promptfed.methods.fedavg import FedAvg
 from promptfed.methods.moon import Moon
-from promptfed.options import make
-from promptfed.tree import Tree
-from toys import WHITE, FrozenTokens, dataset, graded, numbered, rng, shards, task
+from support.toys import WHITE, FrozenTokens, dataset, graded, numbered, rng, shards, task
 
 TASK = task(FrozenTokens())
 LN3 = math.log(3)

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from promptfed import ops, tree
 from promptfed.backbones.cnn import ConvNet
-from promptfed.errors import PromptFedError
-from promptfed.method import Backbone
+from promptfed.core import ops, tree
+from promptfed.core.errors import PromptFedError
+from promptfed.core.options import make
+from promptfed.core.protocols import Backbone
+from promptfed.core.tree import Tree
 from promptfed.methods.per_fedavg import PerFedAvg
-from promptfed.options import make
-from promptfed.tree import Tree
-from toys import BLACK, WHITE, FrozenTokens, Linear, dataset, graded, numbered, rng, shards, task
+from support.toys import BLACK, WHITE, FrozenTokens, Linear, dataset, graded, numbered, rng, shards, task
 
 Order = Literal["first", "second"]
 ORDERS: list[Order] = ["first", "second"]

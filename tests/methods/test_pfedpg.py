@@ -7,20 +7,21 @@ from typing import ClassVar
 import pytest
 import torch
 
-from promptfed import config, nested, tree
 from promptfed.backbones import transformer
 from promptfed.backbones.cnn import ConvNet
 from promptfed.backbones.pretrained import ViT
 from promptfed.backbones.transformer import Arch
-from promptfed.checks import toy_loop
-from promptfed.errors import PromptFedError
-from promptfed.method import Rng
+from promptfed.core import tree
+from promptfed.core.errors import PromptFedError
+from promptfed.core.options import defaults, make
+from promptfed.core.protocols import Rng
+from promptfed.core.tree import Tree
 from promptfed.methods.fedrep import FedRep
 from promptfed.methods.pfedpg import PFedPG
-from promptfed.options import defaults, make
-from promptfed.tree import Tree
-from small_generators import BOTH, GENERATORS, TASK, Tokens8, attending, single
-from toys import BLACK, FrozenTokens, dataset, numbered, rng, shards, task
+from promptfed.runs import config, nested
+from promptfed.runs.checks import toy_loop
+from support.small_generators import BOTH, GENERATORS, TASK, Tokens8, attending, single
+from support.toys import BLACK, FrozenTokens, dataset, numbered, rng, shards, task
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from promptfed import tree
+from promptfed.core import tree
+from promptfed.core.tree import Tree
 from promptfed.methods.pfedpg import PFedPG
-from promptfed.tree import Tree
-from small_generators import BOTH, GENERATORS, LN3, TASK, Tokens8, attending, eye, single
-from toys import rng, task
+from support.small_generators import BOTH, GENERATORS, LN3, TASK, Tokens8, attending, eye, single
+from support.toys import rng, task
 
 
 def delta(*values: float) -> Tree:

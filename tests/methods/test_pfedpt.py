@@ -7,17 +7,18 @@ from typing import Literal
 import pytest
 import torch
 
-from promptfed import tree
 from promptfed.backbones.cnn import ConvNet
 from promptfed.backbones.vit import TinyViT
+from promptfed.core import tree
+from promptfed.core.errors import PromptFedError
+from promptfed.core.method import Task
+from promptfed.core.options import make
+from promptfed.core.prompts import pixels
+from promptfed.core.protocols import Backbone, Draw
+from promptfed.core.tree import Tree
 from promptfed.data.batches import ClientData
-from promptfed.errors import PromptFedError
-from promptfed.method import Backbone, Draw, Task
 from promptfed.methods.pfedpt import PFedPT
-from promptfed.options import make
-from promptfed.prompts import pixels
-from promptfed.tree import Tree
-from toys import BLACK, Linear, dataset, numbered, rng, shards, task
+from support.toys import BLACK, Linear, dataset, numbered, rng, shards, task
 
 Kind = Literal["frame", "patch", "random-patch", "tokens"]
 TASK = task()

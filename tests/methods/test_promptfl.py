@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from promptfed import tree
-from promptfed.methods import unlabelled
+from promptfed.core import tree
+from promptfed.core.options import make
+from promptfed.methods import _unlabelled as unlabelled
 from promptfed.methods.promptfl import PromptFL
-from promptfed.options import make
-from toys import TinyDual, featured, rng, task
+from support.toys import TinyDual, featured, rng, task
 
 TASK = task(TinyDual())
 SHARP = task(TinyDual(sharpness=math.log(9)))

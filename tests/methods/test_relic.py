@@ -11,15 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-import toys
-from promptfed import tree
 from promptfed.backbones.cached import Cached
 from promptfed.backbones.painter import Painter
+from promptfed.core import tree
+from promptfed.core.errors import PromptFedError
+from promptfed.core.method import Inversion, Task
+from promptfed.core.protocols import Batch
+from promptfed.core.tree import Tree
 from promptfed.data.batches import Pool, Shards
-from promptfed.errors import PromptFedError
-from promptfed.method import Batch, Inversion, Task
 from promptfed.methods.relic import RELIC, FedCPW, FedProto, FedTI, TICentral, TILocal
-from promptfed.tree import Tree
+from support import toys
 
 WIDTH = 12
 PAINTER = Painter((3, 2, 2), 2)

@@ -2,12 +2,12 @@
 
 import torch
 
-from promptfed import options, tree
 from promptfed.backbones.resnet import ResNet, ResNetArch, trained
-from promptfed.method import Task
+from promptfed.core import options, tree
+from promptfed.core.method import Task
 from promptfed.methods.resnet_full import ResNetFull
 from promptfed.methods.vit_full import ViTFull
-from toys import BLACK, WHITE, dataset, rng, shards
+from support.toys import BLACK, WHITE, dataset, rng, shards
 
 
 def test_it_is_vit_full_with_another_backbone() -> None:

@@ -1,6 +1,6 @@
 """ResNet-tuning: ViT-tuning on the features of a ResNet."""
 
-from promptfed import options
+from promptfed.core import options
 from promptfed.methods.resnet_tuning import ResNetTuning
 from promptfed.methods.vit_tuning import ViTTuning
 

@@ -2,10 +2,10 @@
 
 import torch
 
-from promptfed import tree
+from promptfed.core import tree
 from promptfed.methods.local_only import Local
 from promptfed.methods.singleset_full import SingleSetFull
-from toys import WHITE, FrozenTokens, dataset, numbered, rng, shards, task
+from support.toys import WHITE, FrozenTokens, dataset, numbered, rng, shards, task
 
 TASK = task(FrozenTokens(spread=1.0), 3)
 

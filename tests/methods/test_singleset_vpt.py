@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from promptfed import tree
 from promptfed.backbones.cnn import ConvNet
-from promptfed.errors import PromptFedError
+from promptfed.core import tree
+from promptfed.core.errors import PromptFedError
+from promptfed.core.tree import Tree
 from promptfed.methods.singleset_vpt import SingleSetVPT
-from promptfed.tree import Tree
-from toys import BLACK, FrozenTokens, dataset, numbered, rng, shards, task
+from support.toys import BLACK, FrozenTokens, dataset, numbered, rng, shards, task
 
 TASK = task(FrozenTokens())
 

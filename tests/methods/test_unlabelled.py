@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from promptfed.methods import unlabelled
-from promptfed.methods.unlabelled import Intra
-from promptfed.prompts.text import match
-from promptfed.tree import Tree
-from toys import TinyDual, featured, task
+from promptfed.core.prompts.text import match
+from promptfed.core.tree import Tree
+from promptfed.methods import _unlabelled as unlabelled
+from promptfed.methods._unlabelled import Intra
+from support.toys import TinyDual, featured, task
 
 SURE = task(TinyDual(sharpness=math.log(9)))  # an image along one axis is of that class with 9 : 1
 

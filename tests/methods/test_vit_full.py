@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from promptfed import tree
+from promptfed.core import tree
+from promptfed.core.options import make
 from promptfed.methods.vit_full import ViTFull
-from promptfed.options import make
-from toys import BLACK, WHITE, FrozenTokens, dataset, numbered, rng, shards, task
+from support.toys import BLACK, WHITE, FrozenTokens, dataset, numbered, rng, shards, task
 
 TASK = task(FrozenTokens())
 START = {"scale": torch.ones(3), "head.weight": torch.tensor([[1.0] * 3, [0.0] * 3]), "head.bias": torch.zeros(2)}

@@ -3,7 +3,7 @@
 import torch
 
 from promptfed.methods.vit_tuning import ViTTuning
-from toys import TinyDual, featured, rng, task
+from support.toys import TinyDual, featured, rng, task
 
 TASK = task(TinyDual())
 

@@ -9,11 +9,12 @@ from typing import Any, ClassVar, Literal
 import pytest
 import torch
 
-from promptfed import config, runner, tree
-from promptfed.checks import PROMISES, check_method, toy_loop
+from promptfed.core import tree
+from promptfed.core.errors import PromptFedError
+from promptfed.core.method import Method
+from promptfed.core.options import make
+from promptfed.core.tree import Tree
 from promptfed.data.batches import ClientData, PlannedBatches
-from promptfed.errors import PromptFedError
-from promptfed.method import Method
 from promptfed.methods.fedavg import FedAvg
 from promptfed.methods.fedbabu import FedBABU
 from promptfed.methods.fedmtl import FedMTL
@@ -26,10 +27,10 @@ from promptfed.methods.moon import Moon
 from promptfed.methods.per_fedavg import PerFedAvg
 from promptfed.methods.pfedpt import PFedPT
 from promptfed.methods.with_frame import WithFrame
-from promptfed.options import make
-from promptfed.tree import Tree
-from tiny_runs import tiny, write_images
-from toys import BLACK, Linear, dataset, numbered, rng, shards, task
+from promptfed.runs import config, runner
+from promptfed.runs.checks import PROMISES, check_method, toy_loop
+from support.tiny_runs import tiny, write_images
+from support.toys import BLACK, Linear, dataset, numbered, rng, shards, task
 
 Kind = Literal["frame", "patch", "random-patch"]
 TASK = task()

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loopback import Loopback, loopback, rounds, until
-from test_faults import away, ignore
-from three_sites import NAMES, SETTINGS, begin, exchange, furthest, lines, server_tree
 
 from promptfed.federation.store import read_tree
 from promptfed.sites import coordinator
 from promptfed.sites.settings import Federation
+from support.faults import away, ignore
+from support.loopback import Loopback, loopback, rounds, until
+from support.three_sites import NAMES, SETTINGS, begin, exchange, furthest, lines, server_tree
 
 KILLS = int(os.environ.get("PROMPTFED_KILLS", "10"))
 SEED = int(os.environ.get("PROMPTFED_SEED", "0"))

@@ -9,33 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from three_sites import NAMES, Ask, begin, exchange, furthest, lines, server_tree, workers
 
 from promptfed.sites import coordinator, wire
 from promptfed.sites.frames import Child, worker_command
 from promptfed.sites.settings import Federation
-from sites_in_threads import Threads
+from support.faults import Crash, away, ignore
+from support.sites_in_threads import Threads
+from support.three_sites import NAMES, Ask, begin, exchange, furthest, lines, server_tree, workers
 
 TWO = Federation(NAMES, min_sites=2)
-
-
-def ignore(line: object) -> None:
-    """Show nothing."""
-
-
-def away(absent: dict[str, set[int]]) -> Any:
-    """Return sites that answer nothing in the given rounds."""
-
-    def wrap(site: str, ask: Ask) -> Ask:
-        def answer(request: bytes) -> bytes:
-            head = wire.unpack(request, 2**30).head
-            if head["kind"] != "hello" and head["round"] in absent.get(site, ()):
-                raise OSError("it is away")
-            return ask(request)
-
-        return answer
-
-    return wrap
 
 
 def test_a_straggler_misses_its_rounds_and_its_late_answer_is_dropped(tmp_path: Path) -> None:
@@ -117,10 +99,6 @@ def test_an_answer_the_engine_knows_no_request_of_is_counted() -> None:
     conductor._exchange = FlareExchange(conductor, FLContext(), Signal(), 1.0)
     conductor.process_result_of_unknown_task(Client("west", "token"), "work", "1", Shareable(), FLContext())
     assert conductor._exchange.repeated == {"west": 1}
-
-
-class Crash(Exception):  # noqa: N818
-    """Stands for whatever ends the coordinator's process."""
 
 
 @pytest.mark.parametrize("moment", ["fit", "evaluate", "saved"])

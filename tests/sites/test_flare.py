@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from loopback import Loopback, loopback, promptfed
-from three_sites import NAMES, SETTINGS, furthest, server_tree, simulate
+
+from support.loopback import Loopback, loopback, promptfed
+from support.three_sites import NAMES, SETTINGS, furthest, server_tree, simulate
 
 
 def run_words(method: str, *more: str) -> list[str]:

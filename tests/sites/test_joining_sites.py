@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_faults import Crash, ignore
-from three_sites import Ask, begin, exchange, furthest, lines, server_tree, simulate
 
-from promptfed.errors import PromptFedError
+from promptfed.core.errors import PromptFedError
 from promptfed.sites import coordinator, wire
 from promptfed.sites.settings import Federation
 from promptfed.sites.supervisor import Presence, Supervisor
 from promptfed.sites.wire import Message
+from support.faults import Crash, ignore
+from support.three_sites import Ask, begin, exchange, furthest, lines, server_tree, simulate
 
 WORDS = ("rounds=2", "newcomers=1", "join_rounds=2")
 

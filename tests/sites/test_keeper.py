@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from promptfed.errors import PromptFedError
+from promptfed.core.errors import PromptFedError
 from promptfed.sites import keeper, kits
 
 SLEEP = "import time; time.sleep(60)"

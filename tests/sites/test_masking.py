@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from test_faults import Crash, away, ignore
-from three_sites import NAMES, Ask, begin, exchange, furthest, lines, recipe, server_tree, simulate, workers
 
-from promptfed import config
-from promptfed.errors import PromptFedError
-from promptfed.guards import secure
+from promptfed.core.errors import PromptFedError
+from promptfed.core.tree import Tree
+from promptfed.federation.guards import secure
+from promptfed.runs import config
 from promptfed.sites import coordinator, masking, wire
 from promptfed.sites.settings import Federation
 from promptfed.sites.wire import Message
 from promptfed.sites.worker import Worker
-from promptfed.tree import Tree
+from support.faults import Crash, away, ignore
+from support.three_sites import NAMES, Ask, begin, exchange, furthest, lines, recipe, server_tree, simulate, workers
 
 TWO = Federation(NAMES, min_sites=2)
 SECURE = "guards.secure=true"

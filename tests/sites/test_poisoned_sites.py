@@ -5,17 +5,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_faults import ignore
-from three_sites import SETTINGS, SIDE, Ask, lines
 
-from promptfed import config
-from promptfed.errors import PromptFedError
-from promptfed.runner import single
+from promptfed.core.errors import PromptFedError
+from promptfed.runs import config
+from promptfed.runs.runner import single
 from promptfed.sites import coordinator, wire
 from promptfed.sites.settings import Federation
 from promptfed.sites.wire import Message
 from promptfed.sites.worker import Worker
-from sites_in_threads import Threads
+from support.faults import ignore
+from support.sites_in_threads import Threads
+from support.three_sites import SETTINGS, SIDE, Ask, lines
 
 NAMES = tuple(f"site-{number}" for number in range(10))
 POISONED = NAMES[3], NAMES[8]

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from test_faults import Crash, ignore
-from three_sites import NAMES, Ask, begin, exchange, furthest, lines, recipe, server_tree, workers
 
-from promptfed import config
-from promptfed.errors import PromptFedError
+from promptfed.core.errors import PromptFedError
+from promptfed.core.tree import Tree
+from promptfed.federation.guards.accountant import epsilon
 from promptfed.federation.loop import rng_for
-from promptfed.guards.accountant import epsilon
+from promptfed.runs import config
 from promptfed.sites import coordinator, wire
 from promptfed.sites.settings import Federation
 from promptfed.sites.wire import Message
-from promptfed.tree import Tree
+from support.faults import Crash, ignore
+from support.three_sites import NAMES, Ask, begin, exchange, furthest, lines, recipe, server_tree, workers
 
 CLIP, NOISE = 0.5, 4.0
 CLIPPED = (f"guards.clip={CLIP}", "rounds=1")

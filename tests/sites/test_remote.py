@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from three_sites import NAMES, Ask, begin, exchange, furthest, lines, recipe, server_tree, simulate, workers
 
-from promptfed import config
-from promptfed.errors import PromptFedError
+from promptfed.core.errors import PromptFedError
+from promptfed.runs import config
 from promptfed.sites import coordinator, wire
 from promptfed.sites.settings import Federation
 from promptfed.sites.wire import Message
+from support.three_sites import NAMES, Ask, begin, exchange, furthest, lines, recipe, server_tree, simulate, workers
 
 
 def ignore(line: object) -> None:

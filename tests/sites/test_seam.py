@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from promptfed.sites.seam import Desk, Silence
-from sites_in_threads import Threads
+from support.sites_in_threads import Threads
 
 
 def test_everyone_gets_a_request_and_gives_an_answer_of_its_own() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from promptfed.errors import PromptFedError
+from promptfed.core.errors import PromptFedError
 from promptfed.sites.settings import read_federation
 
 

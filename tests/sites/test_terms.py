@@ -3,14 +3,14 @@
 from pathlib import Path
 
 import pytest
-from test_faults import ignore
-from three_sites import begin, exchange, recipe, workers
 
-from promptfed import config
-from promptfed.errors import PromptFedError
+from promptfed.core.errors import PromptFedError
+from promptfed.runs import config
 from promptfed.sites import coordinator, wire
 from promptfed.sites.terms import FILE, Limits, Terms, read_terms
 from promptfed.sites.wire import Message, Refused
+from support.faults import ignore
+from support.three_sites import begin, exchange, recipe, workers
 
 STRICT = """
 methods = ["fedavg", "pfedpg"]

@@ -12,11 +12,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
-from loopback import Loopback, promptfed, until
 from PIL import Image
-from three_sites import NAMES, SETTINGS, furthest, server_tree, simulate
 
 from promptfed.sites import kits, supervisor
+from support.loopback import Loopback, promptfed, until
+from support.three_sites import NAMES, SETTINGS, furthest, server_tree, simulate
 
 PATIENCE = 240.0  # a dozen processes that import torch may share two busy cores with much else
 

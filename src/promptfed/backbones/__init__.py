@@ -1,4 +1,4 @@
-"""Networks with prompts and, if trained, weights as arguments; found by name."""
+"""Networks whose prompts and trained weights are arguments."""
 
 from promptfed.backbones.clip import CLIP
 from promptfed.backbones.cnn import CNN, PaperCNN, PflCNN

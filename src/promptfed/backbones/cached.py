@@ -4,9 +4,9 @@ from typing import Any
 
 from torch import Tensor
 
-from promptfed import ops
-from promptfed.method import Backbone, Tokens
-from promptfed.tree import Tree
+from promptfed.core import ops
+from promptfed.core.protocols import Backbone, Tokens
+from promptfed.core.tree import Tree
 
 
 class Cached:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from promptfed.backbones import transformer
 from promptfed.backbones.transformer import Arch, Statistics
-from promptfed.errors import PromptFedError, choice
-from promptfed.tree import Tree
+from promptfed.core.errors import PromptFedError, choice
+from promptfed.core.tree import Tree
 
 Found = TypeVar("Found")
 Rename = Callable[[str, Path], str]  # from a checkpoint's name, in that file, to ours; an empty text: it has no use

@@ -15,9 +15,9 @@ from promptfed.backbones.pretrained import LoadedViT, ViT, fingerprint, fit_posi
 from promptfed.backbones.text import TextArch
 from promptfed.backbones.tokenizer import END, START, words
 from promptfed.backbones.transformer import Arch, Statistics
-from promptfed.method import Draw, Rng, Tokens
-from promptfed.options import Whole
-from promptfed.tree import Tree
+from promptfed.core.options import Whole
+from promptfed.core.protocols import Draw, Rng, Tokens
+from promptfed.core.tree import Tree
 
 OPENING = "a photo of a"
 Spelling = Callable[[str], list[int]]

@@ -15,8 +15,8 @@ from promptfed.backbones import checkpoint, text, tokenizer, transformer
 from promptfed.backbones.text import TextArch
 from promptfed.backbones.tokenizer import Tokenizer
 from promptfed.backbones.transformer import Arch, Statistics
-from promptfed.errors import PromptFedError, choice
-from promptfed.tree import Tree
+from promptfed.core.errors import PromptFedError, choice
+from promptfed.core.tree import Tree
 
 EMBEDDED = Path(__file__).parent / "embedded_clip"
 PIXELS: Statistics = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)

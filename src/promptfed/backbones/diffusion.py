@@ -15,10 +15,10 @@ from promptfed.backbones.checkpoint import HALVES
 from promptfed.backbones.pipeline import Pipeline, Prompts
 from promptfed.backbones.resizing import resized
 from promptfed.backbones.transformer import Statistics
-from promptfed.errors import PromptFedError
-from promptfed.method import Draw, Rng, Tokens
-from promptfed.options import Whole
-from promptfed.tree import Tree
+from promptfed.core.errors import PromptFedError
+from promptfed.core.options import Whole
+from promptfed.core.protocols import Draw, Rng, Tokens
+from promptfed.core.tree import Tree
 
 CELLS = 4  # without an image encoder, visual features are the means of the latents in CELLS × CELLS parts of the image
 LATENTS = 1 << 18  # pixels of latents denoised at a time where nothing is trained

@@ -13,8 +13,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from promptfed.errors import PromptFedError
-from promptfed.tree import Tree
+from promptfed.core.errors import PromptFedError
+from promptfed.core.tree import Tree
 
 LARGEST = 448.0  # of the numbers e4m3 has
 SMALLEST = 1e-12  # no row is scaled by less

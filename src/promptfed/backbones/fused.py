@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from promptfed import gpus
-from promptfed.tree import Tree
+from promptfed.core.kernels import gpus
+from promptfed.core.tree import Tree
 
 LONGEST = 65  # tokens whose scores fit on the chip of any GPU
 WIDTHS = (16, 32)  # of a head, likewise; without tensor cores, only the first

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from promptfed.tree import Tree
+from promptfed.core.tree import Tree
 
 
 def affine(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tree:

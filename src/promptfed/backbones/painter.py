@@ -14,9 +14,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from promptfed.backbones.checkpoint import HALVES
-from promptfed.errors import PromptFedError
-from promptfed.method import Draw, Rng, Tokens
-from promptfed.tree import Tree
+from promptfed.core.errors import PromptFedError
+from promptfed.core.protocols import Draw, Rng, Tokens
+from promptfed.core.tree import Tree
 
 
 @dataclass(frozen=True)

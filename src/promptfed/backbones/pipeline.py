@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from promptfed.backbones import checkpoint
-from promptfed.errors import PromptFedError
+from promptfed.core.errors import PromptFedError
 
 EMBEDDED = checkpoint.EMBEDDED / "diffusion"
 FOLDERS = ("tokenizer", "text_encoder", "unet", "vae", "scheduler")

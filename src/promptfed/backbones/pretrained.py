@@ -9,15 +9,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from promptfed import ops, tree
 from promptfed.backbones import checkpoint, float8, transformer
 from promptfed.backbones.init import affine
 from promptfed.backbones.resizing import resized
 from promptfed.backbones.transformer import Arch, Statistics
-from promptfed.errors import PromptFedError
-from promptfed.method import Draw, Rng, Tokens
-from promptfed.options import Whole
-from promptfed.tree import Tree
+from promptfed.core import ops, tree
+from promptfed.core.errors import PromptFedError
+from promptfed.core.options import Whole
+from promptfed.core.protocols import Draw, Rng, Tokens
+from promptfed.core.tree import Tree
 
 Precision = Literal["auto", "fp32", "bf16", "fp8"]  # fp8: the blocks' matrices in 8-bit floats, the rest in bf16
 

@@ -15,16 +15,16 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from promptfed import ops
 from promptfed.backbones import checkpoint
 from promptfed.backbones.init import affine
 from promptfed.backbones.pretrained import fingerprint
 from promptfed.backbones.resizing import resized
 from promptfed.backbones.transformer import Statistics
-from promptfed.errors import PromptFedError
-from promptfed.method import Draw, Rng, Tokens
-from promptfed.options import Whole
-from promptfed.tree import Tree
+from promptfed.core import ops
+from promptfed.core.errors import PromptFedError
+from promptfed.core.options import Whole
+from promptfed.core.protocols import Draw, Rng, Tokens
+from promptfed.core.tree import Tree
 
 EPS = 1e-5  # of batch norm
 PICKLED = (".pth", ".pt")  # what torchvision's downloads are

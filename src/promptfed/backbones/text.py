@@ -13,11 +13,11 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from promptfed import tree
 from promptfed.backbones.init import affine
 from promptfed.backbones.transformer import quick_gelu
-from promptfed.errors import PromptFedError
-from promptfed.tree import Tree
+from promptfed.core import tree
+from promptfed.core.errors import PromptFedError
+from promptfed.core.tree import Tree
 
 STEEP = 1.702  # of quick GELU
 SHARE = 0.25  # of the memory, for the texts' states; the rest is for images, features and everything else

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from promptfed.backbones.checkpoint import read_json
-from promptfed.errors import PromptFedError
+from promptfed.core.errors import PromptFedError
 
 FILES = ["vocab.json", "merges.txt", "tokenizer.json"]
 START, END = "<|startoftext|>", "<|endoftext|>"

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from promptfed import ops
 from promptfed.backbones import float8, fused
 from promptfed.backbones.init import affine
-from promptfed.errors import PromptFedError
-from promptfed.method import Tokens
-from promptfed.tree import Tree
+from promptfed.core import ops
+from promptfed.core.errors import PromptFedError
+from promptfed.core.protocols import Tokens
+from promptfed.core.tree import Tree
 
 Statistics = tuple[tuple[float, float, float], tuple[float, float, float]]
 

@@ -6,14 +6,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from promptfed import ops
 from promptfed.backbones import transformer
 from promptfed.backbones.init import affine
 from promptfed.backbones.transformer import Arch
-from promptfed.errors import PromptFedError
-from promptfed.method import Draw, Rng, Tokens
-from promptfed.options import Count
-from promptfed.tree import Tree
+from promptfed.core import ops
+from promptfed.core.errors import PromptFedError
+from promptfed.core.options import Count
+from promptfed.core.protocols import Draw, Rng, Tokens
+from promptfed.core.tree import Tree
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""The command line. Mistakes get one sentence and exit code 2; Ctrl-C saves the run and exits with 130."""
+"""Words and arguments: the command line.
+
+A mistake gets one sentence and exit code 2; Ctrl-C saves the run and exits with 130.
+"""
 
 import sys
 
@@ -6,10 +9,10 @@ import typer
 
 from promptfed.cli.catalogue import check, data_app, doctor, list_
 from promptfed.cli.finished import audit, compare, export, figure, generate, predict, quality, report
+from promptfed.cli.sites import app as sites_app
+from promptfed.cli.terminal import complain, told
 from promptfed.cli.training import demo, reproduce, run
-from promptfed.errors import PromptFedError
-from promptfed.sites.cli import app as sites_app
-from promptfed.terminal import complain, told
+from promptfed.core.errors import PromptFedError
 
 app = typer.Typer(
     help="Federated prompt learning: exchange prompts of a few kilobytes instead of models of hundreds of megabytes.",

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from promptfed.terminal import console
+from promptfed.cli.terminal import console
 
 if TYPE_CHECKING:
-    from promptfed.report.tables import Table
+    from promptfed.results.report.tables import Table
 
 Dirs = Annotated[list[Path], typer.Argument(help="Run folders.", metavar="DIR...")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Recipe keys to change.", metavar="[KEY=VALUE]...")]
@@ -32,7 +32,7 @@ Form = Annotated[
 
 def show_runs(folders: list[Path], form: Format | None) -> None:
     """Print run folders as one table."""
-    from promptfed.report import compare, read_run
+    from promptfed.results.report import compare, read_run
 
     print_table(compare([read_run(folder) for folder in folders]), form)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from promptfed.terminal import console, say
+from promptfed.cli.terminal import console, say
 
 data_app = typer.Typer(help="The data sets on this machine: list, fetch or add an archive.", no_args_is_help=True)
 MethodName = Annotated[str, typer.Argument(help="A method's name, or a dotted path such as pkg.mine:MyMethod.")]
@@ -26,19 +26,20 @@ class Kind(StrEnum):
 
 def list_(kind: Kind, as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False) -> None:
     """List methods, data sets, backbones, partitions, recipes or figures, with the keys each one takes."""
-    from promptfed import catalogue
+    from promptfed.cli import inventory
 
-    rows = catalogue.entries(kind.value)
+    rows = inventory.entries(kind.value)
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
     else:
-        console.print(catalogue.table(kind.value, rows))
+        console.print(inventory.table(kind.value, rows))
 
 
 def check(method: MethodName) -> None:
     """Run the conformance suite on a method: what every method must promise, on a toy task."""
-    from promptfed import options, registry
-    from promptfed.checks import PROMISES, check_method
+    from promptfed.core import options
+    from promptfed.runs import registry
+    from promptfed.runs.checks import PROMISES, check_method
 
     ready = options.make(registry.find_method(method), {}, "method")
     for name, promise in PROMISES.items():
@@ -49,17 +50,17 @@ def check(method: MethodName) -> None:
 
 def doctor() -> None:
     """Say what this machine can run: devices, data sets, disk."""
-    from promptfed import catalogue
+    from promptfed.cli import inventory
 
-    console.print(catalogue.diagnosis())
+    console.print(inventory.diagnosis())
 
 
 @data_app.command("list")
 def data_list() -> None:
     """Show which data sets are on this machine."""
-    from promptfed import catalogue
+    from promptfed.cli import inventory
 
-    console.print(catalogue.data_table())
+    console.print(inventory.data_table())
 
 
 @data_app.command("get")

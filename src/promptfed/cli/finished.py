@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
+from promptfed.analysis.figures import KINDS
 from promptfed.cli.arguments import Dirs, Form, print_sentences, print_table, show_runs
-from promptfed.gallery import KINDS
-from promptfed.terminal import console, say
+from promptfed.cli.terminal import console, say
 
 RunDir = Annotated[Path, typer.Argument(help="A finished run's folder.", metavar="DIR")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1; the run's own if not given.")]
@@ -62,7 +62,7 @@ def compare(
         promptfed compare runs
         promptfed compare runs/pfedpt --paper pfedpt/t1-cifar10 --format latex
     """
-    from promptfed.report import across, read_run, run_folders
+    from promptfed.results.report import across, read_run, run_folders
 
     folders = run_folders(dirs)
     if measure is None and paper is None:
@@ -72,8 +72,8 @@ def compare(
     if paper is None:
         print_table(across(runs, str(measure)), form)
         return
-    from promptfed.printed import measure_of, paper_for
-    from promptfed.reproduce import find_table
+    from promptfed.papers.printed import measure_of, paper_for
+    from promptfed.papers.reproduce import find_table
 
     table = find_table(paper)
     shown = str(measure or measure_of(table))
@@ -86,7 +86,7 @@ def report(
     dirs: Dirs, out: Annotated[Path | None, typer.Option(help="The HTML file; DIR/report.html if not given.")] = None
 ) -> None:
     """Write one self-contained HTML page about one run or several; of a sweep's folder, about all runs below it."""
-    from promptfed.report import run_folders, write_report
+    from promptfed.results.report import run_folders, write_report
 
     typer.echo(write_report(run_folders(dirs), out))
 
@@ -113,9 +113,9 @@ def generate(
 
     The n-th picture starts from the same latents whatever the run, the client and the prompt.
     """
-    from promptfed.finished import open_run, open_words
-    from promptfed.generate import Brush
-    from promptfed.generate import generate as draw
+    from promptfed.analysis.generate import Brush
+    from promptfed.analysis.generate import generate as draw
+    from promptfed.runs.finished import open_run, open_words
 
     brush = Brush(prompt, count, seed, steps, guidance)
     run = open_words(folder, device) if client is None and kind is not WordKind.CLIENT else open_run(folder, device)
@@ -134,8 +134,8 @@ def export(
     device: Device = "",
 ) -> None:
     """Write the word of a finished run as a file that diffusers' load_textual_inversion and web interfaces load."""
-    from promptfed.export import export_word
-    from promptfed.finished import open_run, open_words
+    from promptfed.analysis.export import export_word
+    from promptfed.runs.finished import open_run, open_words
 
     run = open_words(folder, device) if client is None else open_run(folder, device)
     word = export_word(run, out, token=token, client=client, prompt=prompt)
@@ -155,8 +155,8 @@ def predict(
     promptfed predict kits/street/state/runs/RUN photo.jpg
     promptfed predict runs/pfedpt-fashion-shops-1 --client 3 photo.jpg
     """
-    from promptfed.predict import load, to_json, to_table
-    from promptfed.predict import predict as ask
+    from promptfed.analysis.predict import load, to_json, to_table
+    from promptfed.analysis.predict import predict as ask
 
     answers = ask(load(model, client, device), images, top)
     if as_json:
@@ -189,10 +189,10 @@ def quality(
 
     All words are drawn from the same starting latents. Each row says how many images were compared.
     """
-    from promptfed import quality as measures
-    from promptfed.finished import open_run
-    from promptfed.generate import Brush
-    from promptfed.report.measured import words
+    from promptfed.analysis import quality as measures
+    from promptfed.analysis.generate import Brush
+    from promptfed.results.report.measured import words
+    from promptfed.runs.finished import open_run
 
     brush = Brush(prompt, count, seed, steps, guidance)
     wish = measures.Wish(brush, features, real, clients, own, every, against.value)
@@ -213,10 +213,10 @@ def audit(
     An uploaded word is drawn and compared with the clients' images; an uploaded model tells which classes a client
     holds. Both may tell whose answer it is.
     """
-    from promptfed import audit as attacks
-    from promptfed.finished import open_run
-    from promptfed.generate import Brush
-    from promptfed.report.measured import sentences
+    from promptfed.analysis import audit as attacks
+    from promptfed.analysis.generate import Brush
+    from promptfed.results.report.measured import sentences
+    from promptfed.runs.finished import open_run
 
     for folder in dirs:
         found = attacks.audit(
@@ -247,6 +247,6 @@ def figure(
 
         promptfed figure grad-cam runs/pfedpt-fashion-shops-1 --client 0 --client 3
     """
-    from promptfed.gallery import draw
+    from promptfed.analysis.figures import draw
 
     typer.echo(draw(kind, dirs, out, client or (), label))

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from promptfed.cli.arguments import Form, Format, Overrides, show_runs
-from promptfed.errors import PromptFedError
-from promptfed.terminal import complain, console, say, told
+from promptfed.cli.terminal import complain, console, say, told
+from promptfed.core.errors import PromptFedError
 
 if TYPE_CHECKING:
-    from promptfed.config import Recipe
-    from promptfed.outcome import Outcome
-    from promptfed.runner import Result
+    from promptfed.papers.outcome import Outcome
+    from promptfed.runs.config import Recipe
+    from promptfed.runs.runner import Result
 
 Source = Annotated[
     str | None, typer.Argument(help="A recipe file, a shipped recipe, or a method's name.", metavar="RECIPE|METHOD")
@@ -40,7 +40,7 @@ def run(
 
     A sweep goes on if its command is given again with the same --out: what is finished there is not run again.
     """
-    from promptfed import config, runner
+    from promptfed.runs import config, runner
 
     words = [*(overrides or []), *([f"device={device}"] if device else [])]
     if source is not None and re.match(r"[\w.]+=", source):  # a key, not a path such as runs/seed=0/recipe.toml
@@ -93,7 +93,7 @@ def _guarded(folder: Path, work: "Callable[[], Result]") -> None:
 
 def _sweep(runs: "Mapping[Path, Recipe]", command: str) -> None:
     """Run what is left of a sweep and show all that is finished; a run that fails does not stop the others."""
-    from promptfed import runner
+    from promptfed.runs import runner
 
     finished: list[Path] = []
     failed: dict[Path, PromptFedError] = {}
@@ -122,8 +122,8 @@ def demo(
     out: Annotated[Path, typer.Option(help="Where the three run folders and the report go.")] = Path("runs/demo"),
 ) -> None:
     """Train Local, FedAvg and pFedPT on the same twenty clients of the embedded data set and compare them."""
-    from promptfed import runner
-    from promptfed.report import headline, read_run, write_report
+    from promptfed.results.report import headline, read_run, write_report
+    from promptfed.runs import runner
 
     try:
         folders = runner.demo(seed, out)
@@ -162,10 +162,10 @@ def reproduce(
 
     Finished runs are not run again: give the same command once more to go on after a stop.
     """
-    from promptfed.reproduce import find_table, parse_seeds
-    from promptfed.reproduce import reproduce as run_table
-    from promptfed.sheet import Plan
-    from promptfed.tables import failures
+    from promptfed.papers.reproduce import find_table, parse_seeds
+    from promptfed.papers.reproduce import reproduce as run_table
+    from promptfed.papers.sheet import Plan
+    from promptfed.papers.tables import failures
 
     found = find_table(table)
     plan = Plan(
@@ -201,7 +201,7 @@ def _chosen(option: str, given: str | None) -> tuple[str, ...]:
 
 def _show_table(outcome: "Outcome", form: Format | None = None) -> None:
     """Print a paper's table as asked; if nothing is, for a person, or as Markdown where nobody watches."""
-    from promptfed.tables import remarks, to_csv, to_latex, to_markdown, views
+    from promptfed.papers.tables import remarks, to_csv, to_latex, to_markdown, views
 
     if form is None and not console.is_terminal:
         typer.echo(to_markdown(outcome))

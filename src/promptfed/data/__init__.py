@@ -1,4 +1,4 @@
-"""Labelled images: sets by name, the user's own, and their division among clients."""
+"""Labelled images: data sets by name, the user's own, and their division among clients."""
 
 from promptfed.data.dataset import Dataset
 from promptfed.data.datasets import DATASETS, add, open_dataset, status

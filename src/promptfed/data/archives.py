@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from promptfed import progress
+from promptfed.core import progress
+from promptfed.core.errors import PromptFedError
 from promptfed.data.dataset import Dataset, Images
 from promptfed.data.shops import CLASSES
-from promptfed.errors import PromptFedError
 
 # What a broken download or a foreign file raises, whichever of the standard library's readers meets it.
 BROKEN = (

@@ -8,10 +8,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from promptfed import keys
+from promptfed.core import keys
+from promptfed.core.protocols import Batch, Change, Draw
+from promptfed.core.tree import Tree
 from promptfed.data.dataset import Dataset, Indices
-from promptfed.method import Batch, Change, Draw
-from promptfed.tree import Tree
 
 
 class Pool:

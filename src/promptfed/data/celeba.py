@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
+from promptfed.core.errors import PromptFedError
+from promptfed.core.options import Count, Share, Whole
 from promptfed.data.dataset import Dataset
 from promptfed.data.photos import Album, Photo, read_album
 from promptfed.data.places import places
 from promptfed.data.split import fewer, stratified
-from promptfed.errors import PromptFedError
-from promptfed.options import Count, Share, Whole
 
 IDENTITIES = "identity_CelebA.txt"
 FOLDERS = ("img_align_celeba", "img_celeba", "images", ".")

@@ -7,7 +7,9 @@ from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
-from promptfed import options
+from promptfed.core import options
+from promptfed.core.errors import PromptFedError, choice
+from promptfed.core.options import Count, Share, Whole
 from promptfed.data import celeba, dermoscopic, domainnet, flowers, office
 from promptfed.data.archives import read_cifar10, read_cifar100, read_fashion_mnist, read_tiny_imagenet
 from promptfed.data.celeba import CelebA
@@ -23,8 +25,6 @@ from promptfed.data.parsed import kept
 from promptfed.data.places import held, remember
 from promptfed.data.shops import EMBEDDED, load_shops
 from promptfed.data.split import fewer, stratified
-from promptfed.errors import PromptFedError, choice
-from promptfed.options import Count, Share, Whole
 
 # Folders in which a system package may already have put the official files.
 INSTALLED = {"fashion-mnist": Path("/usr/share/datasets/fashion-mnist")}

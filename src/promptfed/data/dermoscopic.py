@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from promptfed.core.errors import PromptFedError
+from promptfed.core.options import Count, Whole
 from promptfed.data.dataset import Dataset
 from promptfed.data.download import home
 from promptfed.data.photos import SUFFIXES, Album, Photo, first, read_album
 from promptfed.data.places import places
-from promptfed.errors import PromptFedError
-from promptfed.options import Count, Whole
 
 SITES = {"A": "vidir_modern", "B": "vidir_molemax", "C": "rosendahl", "D": "msk"}
 CLASSES = ("nevus", "benign keratosis", "melanoma")  # numbers 0, 1, 2 of the column "label"

@@ -7,12 +7,12 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
+from promptfed.core.errors import PromptFedError
+from promptfed.core.options import Count, Range, Whole
 from promptfed.data.dataset import Dataset
 from promptfed.data.fedbn import Lists, class_name, listed
 from promptfed.data.photos import Album, first, read_album
 from promptfed.data.places import places
-from promptfed.errors import PromptFedError
-from promptfed.options import Count, Range, Whole
 
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 TEN = ("bird", "feather", "headphones", "ice cream", "teapot", "tiger", "whale", "windmill", "wine glass", "zebra")

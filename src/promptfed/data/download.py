@@ -9,9 +9,9 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from promptfed import progress
-from promptfed.errors import PromptFedError
-from promptfed.files import held
+from promptfed.core import progress
+from promptfed.core.errors import PromptFedError
+from promptfed.core.files import held
 
 CHUNK = 1 << 18
 TRIES = 4

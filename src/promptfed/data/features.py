@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from promptfed import keys, progress
+from promptfed.core import keys, progress
+from promptfed.core.protocols import Backbone
 from promptfed.data.augment import augmented
 from promptfed.data.batches import Pool
 from promptfed.data.dataset import Dataset
 from promptfed.data.download import home
-from promptfed.method import Backbone
 
 BATCH = 256
 HASHED_BYTES = 1 << 34  # of a larger data set, every so many images stand for all: reading it all takes minutes

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from promptfed.core.errors import PromptFedError
 from promptfed.data.photos import Photo
-from promptfed.errors import PromptFedError
 
 VAL_SHARE = 0.2  # of a training list that is not truncated
 

@@ -11,12 +11,12 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from promptfed.core.errors import PromptFedError, choice
+from promptfed.core.options import Count, Share, Whole
 from promptfed.data.dataset import Dataset
 from promptfed.data.photos import SUFFIXES, Album, Photo, read_album
 from promptfed.data.places import places
 from promptfed.data.split import fewer, stratified
-from promptfed.errors import PromptFedError, choice
-from promptfed.options import Count, Share, Whole
 
 CLASSES = (
     "pink primrose",

@@ -4,9 +4,9 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
+from promptfed.core.errors import PromptFedError
 from promptfed.data.dataset import Dataset
 from promptfed.data.photos import SUFFIXES, Album, Photo, read_album
-from promptfed.errors import PromptFedError
 
 log = logging.getLogger("promptfed")
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from promptfed.core.errors import PromptFedError
 from promptfed.data.dataset import Dataset, Images, Indices
 from promptfed.data.split import stratified
-from promptfed.errors import PromptFedError
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -8,13 +8,13 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from promptfed.core.errors import PromptFedError
+from promptfed.core.options import Count, Whole
 from promptfed.data.dataset import Dataset
 from promptfed.data.fedbn import Lists, class_name, listed
 from promptfed.data.photos import Album, Photo, first, read_album
 from promptfed.data.places import places
 from promptfed.data.split import stratified
-from promptfed.errors import PromptFedError
-from promptfed.options import Count, Whole
 
 DOMAINS = ("amazon", "caltech", "dslr", "webcam")
 CLASSES = (

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from promptfed.core.errors import PromptFedError, choice
 from promptfed.data.dataset import Dataset
 from promptfed.data.partitioners import (
     Aspects,
@@ -22,7 +23,6 @@ from promptfed.data.partitioners import (
 )
 from promptfed.data.pfllib import PfllibDirichlet, PfllibIid, PfllibPathological
 from promptfed.data.shares import Partition
-from promptfed.errors import PromptFedError, choice
 
 __all__ = ["PARTITIONS", "POOLED", "Partition", "Partitioner", "make_partition"]
 

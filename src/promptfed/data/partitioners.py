@@ -14,6 +14,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from promptfed.core.errors import PromptFedError, choice
 from promptfed.data.dataset import Dataset, Images, Indices
 from promptfed.data.deal import (
     NOBODY,
@@ -28,7 +29,6 @@ from promptfed.data.deal import (
     top_up,
 )
 from promptfed.data.shares import Partition, from_owners
-from promptfed.errors import PromptFedError, choice
 
 Rng = np.random.Generator
 Owners = Callable[[Indices, Flags, str], Indices]

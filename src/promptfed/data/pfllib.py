@@ -12,11 +12,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from promptfed.core.errors import PromptFedError
 from promptfed.data.dataset import Dataset, Indices
 from promptfed.data.deal import NOBODY, Plan, apportion, proportions
 from promptfed.data.partitioners import Rng, require_classes, require_images, require_positive, require_whole
 from promptfed.data.shares import Partition, from_owners, grouped
-from promptfed.errors import PromptFedError
 
 TRAIN_FRACTION = 0.75
 LEAST_IMAGES = 8

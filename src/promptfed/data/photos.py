@@ -13,11 +13,11 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image, ImageOps
 
-from promptfed import progress
+from promptfed.core import progress
+from promptfed.core.errors import PromptFedError
 from promptfed.data.dataset import Dataset, Images
 from promptfed.data.download import home
 from promptfed.data.parsed import kept
-from promptfed.errors import PromptFedError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 AHEAD = 256  # photographs decoded ahead of the one being stored

@@ -13,9 +13,9 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
+from promptfed.core.errors import PromptFedError
+from promptfed.core.files import write_json
 from promptfed.data.download import home
-from promptfed.errors import PromptFedError
-from promptfed.files import write_json
 
 RECORD = "folders.json"
 UNPACKED = "unpacked"

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from promptfed.core.errors import PromptFedError
+from promptfed.core.files import write_text
 from promptfed.data.dataset import Dataset, Indices
-from promptfed.errors import PromptFedError
-from promptfed.files import write_text
 
 LARGEST = 2**63 - 1
 

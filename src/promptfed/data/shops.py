@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from promptfed.core.errors import choice
 from promptfed.data.dataset import Dataset, Images, Indices
-from promptfed.errors import choice
 
 SHOPS = ("studio", "catalogue", "sketch", "street")
 CLASSES = (

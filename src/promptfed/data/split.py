@@ -6,9 +6,9 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from promptfed.core.errors import PromptFedError, choice
 from promptfed.data.dataset import Dataset, Indices
 from promptfed.data.shares import Partition
-from promptfed.errors import PromptFedError, choice
 
 Split = Literal["test", "val"]
 SHARE = 0.2  # of the training images validates, where a data set does not say which

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from promptfed import tree
+from promptfed.core import tree
+from promptfed.core.method import Method, Task
+from promptfed.core.tree import Tree
 from promptfed.data.batches import ClientData, Shards
 from promptfed.federation.store import Store
-from promptfed.method import Method, Task
-from promptfed.tree import Tree
 
 SHARED = 16  # test images that share what is drawn once for a batch, about as many as in training
 Download = Callable[[Tensor], Tree]

@@ -12,17 +12,18 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from promptfed import keys, tree
+from promptfed.core import keys, tree
+from promptfed.core.errors import PromptFedError
+from promptfed.core.method import Method, Task
+from promptfed.core.protocols import Rng
+from promptfed.core.tree import Tree
 from promptfed.data.batches import Shards
-from promptfed.errors import PromptFedError
 from promptfed.federation.evaluate import Score, score
 from promptfed.federation.fleet import Fitted, Fleet, score_deployed
+from promptfed.federation.guards import Guards
 from promptfed.federation.sampling import choose
 from promptfed.federation.store import Store, read_tree, verify, write_tree
-from promptfed.guards import Guards
-from promptfed.method import Method, Rng, Task
-from promptfed.record import Line, Record
-from promptfed.tree import Tree
+from promptfed.results.folder.record import Line, Record
 
 
 @dataclass(frozen=True)

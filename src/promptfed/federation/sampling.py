@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from promptfed import keys
+from promptfed.core import keys
 
 
 def choose(seed: int, round: int, clients: int, per_round: int, groups: Sequence[int] = ()) -> Tensor:  # noqa: A002

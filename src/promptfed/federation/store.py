@@ -16,9 +16,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from promptfed import tree
-from promptfed.errors import PromptFedError
-from promptfed.tree import Tree
+from promptfed.core import tree
+from promptfed.core.errors import PromptFedError
+from promptfed.core.tree import Tree
 
 Manifest = dict[str, dict[str, object]]
 """File name -> {"crc32": int, "clients": [the clients written into it]}."""

@@ -1,1 +1,1 @@
-"""One file per paper, client half and server half together."""
+"""One paper, one file, client half and server half together."""

@@ -10,11 +10,23 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from promptfed import local, ops, tree
-from promptfed.method import Batch, Data, Method, Rng, Task, dual
-from promptfed.options import Count, NonNegative, Positive, Whole
-from promptfed.prompts.text import init_map, match
-from promptfed.tree import Tree
+from promptfed.core import (
+    Batch,
+    Count,
+    Data,
+    Method,
+    NonNegative,
+    Positive,
+    Rng,
+    Task,
+    Tree,
+    Whole,
+    dual,
+    local,
+    ops,
+    tree,
+)
+from promptfed.core.prompts.text import init_map, match
 
 
 @dataclass(frozen=True)

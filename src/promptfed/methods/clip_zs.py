@@ -8,9 +8,8 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from promptfed.method import Batch, Data, Method, Task, dual
-from promptfed.prompts.text import match
-from promptfed.tree import Tree
+from promptfed.core import Batch, Data, Method, Task, Tree, dual
+from promptfed.core.prompts.text import match
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,23 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from promptfed import local, ops, tree
-from promptfed.method import Batch, Data, Method, Rng, Task, dual
-from promptfed.options import Count, NonNegative, Positive, Whole
-from promptfed.prompts.text import init_context, init_map, match_each
-from promptfed.tree import Tree
+from promptfed.core import (
+    Batch,
+    Count,
+    Data,
+    Method,
+    NonNegative,
+    Positive,
+    Rng,
+    Task,
+    Tree,
+    Whole,
+    dual,
+    local,
+    ops,
+    tree,
+)
+from promptfed.core.prompts.text import init_context, init_map, match_each
 
 NARROWER = 16  # the hidden layer of h_θ is so much narrower than its input
 

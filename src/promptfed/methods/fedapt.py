@@ -15,13 +15,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from promptfed import local, ops, tree
-from promptfed.method import Batch, Data, Draw, Method, Rng, Sorter, Task, dual
-from promptfed.methods import unlabelled
-from promptfed.methods.unlabelled import Intra, Mode
-from promptfed.options import Count, NonNegative, Positive, Range, Share, Whole
-from promptfed.prompts.text import init_context, init_map, match, match_each
-from promptfed.tree import Tree
+from promptfed.core import Batch, Data, Draw, Method, Rng, Sorter, Task, Tree, dual, local, ops, tree
+from promptfed.core.options import Count, NonNegative, Positive, Range, Share, Whole
+from promptfed.core.prompts.text import init_context, init_map, match, match_each
+from promptfed.methods import _unlabelled as unlabelled
+from promptfed.methods._unlabelled import Intra, Mode
 
 
 @dataclass(frozen=True)

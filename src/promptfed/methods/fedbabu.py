@@ -8,10 +8,7 @@ Paper symbol -> name: θ_ext -> all weights but the head's, θ_cls -> head.*, τ
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from promptfed import local, tree
-from promptfed.method import Batches, Data, Method, Rng, Task
-from promptfed.options import Count, NonNegative, Positive, Whole
-from promptfed.tree import Tree
+from promptfed.core import Batches, Count, Data, Method, NonNegative, Positive, Rng, Task, Tree, Whole, local, tree
 
 HEAD = ("head.weight", "head.bias")
 

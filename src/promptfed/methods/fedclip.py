@@ -12,13 +12,28 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from promptfed import local, ops, tree
-from promptfed.method import Batch, Batches, Data, Draw, Method, Rng, Task, dual
-from promptfed.methods import unlabelled
-from promptfed.methods.unlabelled import Mode
-from promptfed.options import Count, NonNegative, Positive, Share, Whole
-from promptfed.prompts.text import init_map, match
-from promptfed.tree import Tree
+from promptfed.core import (
+    Batch,
+    Batches,
+    Count,
+    Data,
+    Draw,
+    Method,
+    NonNegative,
+    Positive,
+    Rng,
+    Share,
+    Task,
+    Tree,
+    Whole,
+    dual,
+    local,
+    ops,
+    tree,
+)
+from promptfed.core.prompts.text import init_map, match
+from promptfed.methods import _unlabelled as unlabelled
+from promptfed.methods._unlabelled import Mode
 
 MOMENTS, EPS = (0.9, 0.98), 1e-6  # of Adam
 

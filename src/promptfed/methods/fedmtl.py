@@ -10,10 +10,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from promptfed import local, tree
-from promptfed.method import Batch, Data, Method, Rng, Task
-from promptfed.options import Count, NonNegative, Positive, Whole
-from promptfed.tree import Tree
+from promptfed.core import Batch, Count, Data, Method, NonNegative, Positive, Rng, Task, Tree, Whole, local, tree
 
 
 @dataclass(frozen=True)

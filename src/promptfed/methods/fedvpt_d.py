@@ -10,11 +10,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from promptfed import local, ops, tree
-from promptfed.method import Batch, Data, Method, Rng, Task
-from promptfed.options import Count, NonNegative, Positive, Whole
-from promptfed.prompts.tokens import init_prompt
-from promptfed.tree import Tree
+from promptfed.core import Batch, Count, Data, Method, NonNegative, Positive, Rng, Task, Tree, Whole, local, ops, tree
+from promptfed.core.prompts.tokens import init_prompt
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,7 @@ Symbol -> name: H_n -> head.*, γ -> lr.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from promptfed import local, tree
-from promptfed.method import Data, Method, Rng, Task
-from promptfed.options import Count, NonNegative, Positive, Whole
-from promptfed.tree import Tree
+from promptfed.core import Count, Data, Method, NonNegative, Positive, Rng, Task, Tree, Whole, local, tree
 
 
 @dataclass(frozen=True)

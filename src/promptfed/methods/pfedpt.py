@@ -12,11 +12,23 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from promptfed import local, ops, tree
-from promptfed.method import Batch, Data, Draw, Method, Rng, Task
-from promptfed.options import Count, NonNegative, Positive, Whole
-from promptfed.prompts import pixels, tokens
-from promptfed.tree import Tree
+from promptfed.core import (
+    Batch,
+    Count,
+    Data,
+    Draw,
+    Method,
+    NonNegative,
+    Positive,
+    Rng,
+    Task,
+    Tree,
+    Whole,
+    local,
+    ops,
+    tree,
+)
+from promptfed.core.prompts import pixels, tokens
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,27 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from promptfed import local, ops, tree
-from promptfed.method import Batch, Data, Draw, Method, Rng, Task, dual
-from promptfed.methods import unlabelled
-from promptfed.methods.unlabelled import Mode
-from promptfed.options import Count, NonNegative, Positive, Share, Whole
-from promptfed.prompts.text import init_context, match
-from promptfed.tree import Tree
+from promptfed.core import (
+    Batch,
+    Count,
+    Data,
+    Draw,
+    Method,
+    NonNegative,
+    Positive,
+    Rng,
+    Share,
+    Task,
+    Tree,
+    Whole,
+    dual,
+    local,
+    ops,
+    tree,
+)
+from promptfed.core.prompts.text import init_context, match
+from promptfed.methods import _unlabelled as unlabelled
+from promptfed.methods._unlabelled import Mode
 
 
 @dataclass(frozen=True)

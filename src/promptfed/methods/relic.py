@@ -16,11 +16,25 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from promptfed import local, ops, tree
-from promptfed.method import Batch, Data, Draw, Method, Rng, Task, text_to_image
-from promptfed.options import Count, NonNegative, Positive, Share, Whole
-from promptfed.prompts.templates import Kind, templates
-from promptfed.tree import Tree
+from promptfed.core import (
+    Batch,
+    Count,
+    Data,
+    Draw,
+    Method,
+    NonNegative,
+    Positive,
+    Rng,
+    Share,
+    Task,
+    Tree,
+    Whole,
+    local,
+    ops,
+    text_to_image,
+    tree,
+)
+from promptfed.core.prompts.templates import Kind, templates
 
 BRANCHES = ("shift", "scale")
 

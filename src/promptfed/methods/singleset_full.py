@@ -6,10 +6,7 @@ Local with the rates of fine-tuning a pretrained transformer: momentum, weight d
 from dataclasses import dataclass
 from typing import ClassVar
 
-from promptfed import local, tree
-from promptfed.method import Data, Method, Rng, Task
-from promptfed.options import Count, NonNegative, Positive, Whole
-from promptfed.tree import Tree
+from promptfed.core import Count, Data, Method, NonNegative, Positive, Rng, Task, Tree, Whole, local, tree
 
 
 @dataclass(frozen=True)

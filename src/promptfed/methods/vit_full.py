@@ -10,10 +10,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from promptfed import local, tree
-from promptfed.method import Data, Method, Rng, Task
-from promptfed.options import Count, NonNegative, Positive, Whole
-from promptfed.tree import Tree
+from promptfed.core import Count, Data, Method, NonNegative, Positive, Rng, Task, Tree, Whole, local, tree
 
 MOMENTS, EPS = (0.9, 0.98), 1e-6  # of Adam, as CLIP was trained; a smaller eps lets gradients that are only noise count
 

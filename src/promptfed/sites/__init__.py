@@ -1,1 +1,1 @@
-"""Real sites: the same round loop and the same method, with every client on a machine of its own."""
+"""Real sites: the same loop and methods, with every client on a machine of its own."""

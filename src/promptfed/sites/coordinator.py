@@ -16,19 +16,22 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from promptfed import config, guards, tree
-from promptfed.config import EvaluateOptions, Recipe
-from promptfed.errors import PromptFedError
+from promptfed.core import tree
+from promptfed.core.errors import PromptFedError
+from promptfed.core.files import write_json
+from promptfed.core.options import make
+from promptfed.core.tree import Tree
+from promptfed.federation import guards
+from promptfed.federation.guards import Guards
+from promptfed.federation.guards.guard import Handed
+from promptfed.federation.guards.secure import SecureSum
 from promptfed.federation.loop import Loop, Settings, summarise
-from promptfed.files import write_json
-from promptfed.guards import Guards
-from promptfed.guards.guard import Handed
-from promptfed.guards.secure import SecureSum
-from promptfed.options import make
-from promptfed.planning import affordable, pick_device
-from promptfed.record import FEDERATION, LOCK, Line, Record
-from promptfed.report import write_report
-from promptfed.runner import environment
+from promptfed.results.folder.record import FEDERATION, LOCK, Line, Record
+from promptfed.results.report import write_report
+from promptfed.runs import config
+from promptfed.runs.config import EvaluateOptions, Recipe
+from promptfed.runs.planning import affordable, pick_device
+from promptfed.runs.runner import environment
 from promptfed.sites.pid_file import take
 from promptfed.sites.place import Place, blank, read_recipe, settle
 from promptfed.sites.post import RETRY_SECONDS, Events, Post, Terms
@@ -36,7 +39,6 @@ from promptfed.sites.remote import MOST, Expected, Remote
 from promptfed.sites.seam import Exchange
 from promptfed.sites.settings import Federation
 from promptfed.sites.wire import Message, Refused
-from promptfed.tree import Tree
 
 LOCK_SECONDS = 30.0  # a job that was just ended may take so long to let go
 Progress = Callable[[Line], None]

@@ -14,8 +14,8 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from promptfed.errors import PromptFedError
-from promptfed.files import write_json
+from promptfed.core.errors import PromptFedError
+from promptfed.core.files import write_json
 from promptfed.sites.coordinator import Busy, conduct
 from promptfed.sites.seam import Deliver, Desk, Silence
 from promptfed.sites.settings import FAILED, read_federation

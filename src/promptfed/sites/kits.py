@@ -16,8 +16,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from promptfed.errors import PromptFedError
-from promptfed.files import write_json, write_text
+from promptfed.core.errors import PromptFedError
+from promptfed.core.files import write_json, write_text
 from promptfed.sites.settings import Federation, read_federation
 
 ADMIN = "admin@promptfed.local"

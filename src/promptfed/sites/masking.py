@@ -21,13 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from promptfed.errors import PromptFedError
-from promptfed.guards import Guards, secure
-from promptfed.guards.secure import FRACTION, NONCE, SHARE, TAG, Held, Keys, SecureSum
+from promptfed.core.errors import PromptFedError
+from promptfed.core.tree import Tree
+from promptfed.federation.guards import Guards, secure
+from promptfed.federation.guards.secure import FRACTION, NONCE, SHARE, TAG, Held, Keys, SecureSum
 from promptfed.sites import wire
 from promptfed.sites.post import Checked, Post
 from promptfed.sites.wire import Head, Message, Refused, Shapes
-from promptfed.tree import Tree
 
 KEYS = 64  # bytes of a client's two public keys
 SEALED = NONCE + 2 * SHARE + TAG

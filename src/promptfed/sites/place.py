@@ -6,23 +6,23 @@ from pathlib import Path
 
 import numpy as np
 
-from promptfed import config
-from promptfed.config import Recipe
+from promptfed.core.errors import PromptFedError
+from promptfed.core.method import Method, Task
+from promptfed.core.tree import Tree
 from promptfed.data import open_dataset
 from promptfed.data.batches import Shards
 from promptfed.data.dataset import Dataset
 from promptfed.data.partition import Partition
 from promptfed.data.split import evaluated_on
-from promptfed.errors import PromptFedError
 from promptfed.federation.fleet import OneByOne
+from promptfed.federation.guards import Guards
 from promptfed.federation.loop import rng_for
 from promptfed.federation.store import Store
-from promptfed.guards import Guards
-from promptfed.method import Method, Task
-from promptfed.planning import Plan, make_loop, make_task, pick_device
-from promptfed.record import Record
-from promptfed.runner import single
-from promptfed.tree import Tree
+from promptfed.results.folder.record import Record
+from promptfed.runs import config
+from promptfed.runs.config import Recipe
+from promptfed.runs.planning import Plan, make_loop, make_task, pick_device
+from promptfed.runs.runner import single
 
 
 @dataclass(frozen=True)

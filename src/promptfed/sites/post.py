@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from promptfed.errors import PromptFedError
+from promptfed.core.errors import PromptFedError
 from promptfed.sites import wire
 from promptfed.sites.seam import Exchange, Silence
 from promptfed.sites.settings import Federation

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from promptfed import tree
+from promptfed.core import tree
+from promptfed.core.files import write_json
+from promptfed.core.tree import Tree
 from promptfed.federation.fleet import Download, Fitted
-from promptfed.files import write_json
 from promptfed.sites import masking, wire
 from promptfed.sites.masking import MASKED, Outcome, Session, Unfinished
 from promptfed.sites.place import Place
 from promptfed.sites.post import Checked, Post
 from promptfed.sites.wire import Message, Refused, Shapes
 from promptfed.sites.worker import joined, part, version
-from promptfed.tree import Tree
 
 MOST = 2**40  # images, or the weight of a site: more is nonsense
 SUMMED = "summed.json"  # in a run folder: of whom the last round's sum was opened, with secure aggregation

@@ -5,9 +5,9 @@ import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from promptfed import options
-from promptfed.errors import PromptFedError, choice
-from promptfed.options import Count, Positive, Whole
+from promptfed.core import options
+from promptfed.core.errors import PromptFedError, choice
+from promptfed.core.options import Count, Positive, Whole
 
 FAILED = "failed.json"  # in a run folder: why the run cannot go on, if it cannot
 TOLD = "failed-told.json"  # the same, once a person has been told; the run may be tried again

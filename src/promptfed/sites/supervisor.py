@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from promptfed.errors import PromptFedError
-from promptfed.files import write_json
-from promptfed.record import FEDERATION, LOCK
+from promptfed.core.errors import PromptFedError
+from promptfed.core.files import write_json
+from promptfed.results.folder.record import FEDERATION, LOCK
 from promptfed.sites import kits
 from promptfed.sites.keeper import Say
 from promptfed.sites.pid_file import running, watching

@@ -17,11 +17,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
-from promptfed import options, registry
-from promptfed.config import PROMPTED, Recipe
-from promptfed.errors import PromptFedError, choice
-from promptfed.guards import GuardOptions
-from promptfed.options import NonNegative, Range
+from promptfed.core import options
+from promptfed.core.errors import PromptFedError, choice
+from promptfed.core.options import NonNegative, Range
+from promptfed.federation.guards import GuardOptions
+from promptfed.runs import registry
+from promptfed.runs.config import PROMPTED, Recipe
 from promptfed.sites.wire import Refused
 
 FILE = "terms.toml"

@@ -9,8 +9,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from promptfed.errors import PromptFedError
-from promptfed.tree import Tree, settled
+from promptfed.core.errors import PromptFedError
+from promptfed.core.tree import Tree, settled
 
 FORMAT = 1
 TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool)

@@ -25,15 +25,15 @@ from typing import TypeVar
 
 import torch
 
-from promptfed import tree
+from promptfed.analysis.predict import write_model
+from promptfed.core import tree
+from promptfed.core.files import write_json, write_text
+from promptfed.core.tree import Tree
 from promptfed.federation.store import read_tree, write_tree
-from promptfed.files import write_json, write_text
-from promptfed.predict import write_model
 from promptfed.sites import masking, terms, wire
 from promptfed.sites.masking import Masks
 from promptfed.sites.place import Place, own_data, read_recipe, relabelled, settle
 from promptfed.sites.wire import Head, Message, Refused
-from promptfed.tree import Tree
 
 log = logging.getLogger("promptfed.site")
 KEPT = ("run", "round", "nonce", "kind")  # what an answer repeats of its request

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from promptfed.errors import PromptFedError
+from promptfed.core.errors import PromptFedError
 from promptfed.sites.frames import read_frame, write_frame
 from promptfed.sites.pid_file import take
 from promptfed.sites.worker import Worker

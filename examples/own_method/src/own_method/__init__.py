@@ -7,10 +7,7 @@ Paper symbol -> name: W_B -> all weights but the head's, W_P -> head.*, e -> epo
 from dataclasses import dataclass
 from typing import ClassVar
 
-from promptfed import local, tree
-from promptfed.method import Data, Method, Rng, Task
-from promptfed.options import Count, Positive, Whole
-from promptfed.tree import Tree
+from promptfed.core import Count, Data, Method, Positive, Rng, Task, Tree, Whole, local, tree
 
 HEAD = ("head.weight", "head.bias")
 

@@ -1,0 +1,264 @@
+"""What a trained model says of images: the one a site holds after a run, or that of a client of a simulated run.
+
+RUN/model.safetensors    the model's tree; written last, so where it is the run is finished
+RUN/model.json           what else it takes to use it: the recipe, the classes, the images it expects
+"""
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.table import Table
+from torch import Tensor
+
+from promptfed.backbones.cached import Cached
+from promptfed.core import tree
+from promptfed.core.errors import PromptFedError
+from promptfed.core.files import write_json
+from promptfed.core.method import Method, Task
+from promptfed.core.tree import Tree
+from promptfed.data.batches import ClientData, Pool
+from promptfed.data.dataset import Dataset, Images
+from promptfed.data.photos import decode
+from promptfed.federation.store import read_tree, write_tree
+from promptfed.results.folder.record import over_sites
+from promptfed.runs import config
+from promptfed.runs.config import Recipe
+from promptfed.runs.finished import Finished, check_client, open_run
+from promptfed.runs.planning import make_task, pick_device
+from promptfed.runs.runner import single
+
+FORMAT = 1
+BATCH = 64
+MODEL, ABOUT = "model.safetensors", "model.json"
+Color = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model ready to be asked, and whose it is: the same draws and facts meet it as in testing."""
+
+    method: Method
+    task: Task  # with the whole backbone, whatever the method read in training
+    params: Tree
+    shape: tuple[int, int]
+    mean: Color
+    std: Color
+    facts: Tree
+    seed: int
+    round: int
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The likeliest classes of one image, with their probabilities, likeliest first."""
+
+    file: Path
+    classes: tuple[tuple[str, float], ...]
+
+
+# -- the model a site keeps --------------------------------------------------------------------------------------------
+
+
+def write_model(
+    folder: Path, params: Tree, recipe: Recipe, dataset: Dataset, facts: Mapping[str, Tensor], finished: int
+) -> None:
+    """Write a site's model after `finished` rounds, with all that it takes to use it but the frozen backbone."""
+    about = {
+        "format": FORMAT,
+        "round": finished,
+        "classes": dataset.classes,
+        "shape": dataset.sides,
+        "mean": dataset.mean,
+        "std": dataset.std,
+        "facts": {name: value.tolist() for name, value in facts.items()},
+        "recipe": config.dump(recipe),
+    }
+    write_json(folder / ABOUT, about)
+    write_tree(folder / MODEL, params)
+
+
+def load(source: Path, client: int | None = None, device: str = "auto") -> Model:
+    """Return the model at `source`: model.safetensors, the folder of a site's run, or a client's in a simulated run."""
+    config.check_device(device)
+    if not source.exists():
+        near = sorted(source.parent.glob(f"{source.name}-*"))
+        hint = f'; did you mean "{near[0]}"?' if near else "."
+        raise PromptFedError(f"There is no model {source}{hint}")
+    folder = source if source.is_dir() else source.parent
+    if source.is_file() and source.name != MODEL:
+        raise PromptFedError(f"{source} is no model: give {MODEL}, or the folder of a run.")
+    if over_sites(folder):
+        raise PromptFedError(f"{folder} is the coordinator's side of a run; every model is at its site.")
+    if (folder / "recipe.toml").is_file():
+        _check_sees(folder, single(config.load(str(folder / "recipe.toml"))))
+        return _of_client(open_run(folder, device), client)
+    if not (folder / MODEL).is_file():
+        started = any((folder / name).exists() for name in ("versions", "once.safetensors"))
+        what = "is not finished: it holds no" if started else "is no folder of a run: it holds neither recipe.toml nor"
+        raise PromptFedError(f"{folder} {what} {MODEL}.")
+    if client is not None:
+        raise PromptFedError(f"{folder} holds the model of one site; leave out --client.")
+    return _of_site(folder, device)
+
+
+def _check_sees(folder: Path, recipe: Recipe) -> None:
+    """Refuse a run whose method knows no classes."""
+    method = config.build_method(recipe)
+    if method.inverts:
+        name = recipe.method["name"]
+        raise PromptFedError(
+            f"{folder} is a run of {name}, which learns a word and no classes; use promptfed generate."
+        )
+
+
+def _of_site(folder: Path, device: str) -> Model:
+    about = _about(folder / ABOUT)
+    recipe = single(config.expand(tomllib.loads(about["recipe"]), (), str(folder / ABOUT)))
+    _check_sees(folder, recipe)
+    place = pick_device(device)
+    (height, width), classes = about["shape"], tuple(about["classes"])
+    task = make_task(recipe, (height, width), classes, place)
+    return Model(
+        method=config.build_method(recipe),
+        task=task,
+        params=tree.to(read_tree(folder / MODEL), place),
+        shape=(height, width),
+        mean=tuple(about["mean"]),
+        std=tuple(about["std"]),
+        facts={name: torch.tensor(value, device=place) for name, value in about["facts"].items()},
+        seed=recipe.seed,
+        round=about["round"],
+        device=place,
+    )
+
+
+def _about(path: Path) -> dict[str, Any]:
+    """Read model.json, or say what is wrong with it."""
+    if not path.is_file():
+        raise PromptFedError(f"{path} is missing: without it the class names are not known; take it from the site too.")
+    try:
+        about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if about["format"] != FORMAT:
+            raise PromptFedError(f"{path} has format {about['format']}; this version reads {FORMAT}.")
+        if not about["classes"]:
+            raise PromptFedError(f"{path} names no classes.")
+        known = {key: about[key] for key in ("recipe", "shape", "mean", "std", "facts", "round", "classes")}
+    except (ValueError, KeyError, TypeError) as error:
+        raise PromptFedError(f"{path} is damaged: it does not describe a model.") from error
+    return known
+
+
+def _of_client(run: Finished, client: int | None) -> Model:
+    """Return the model a client of a simulated run deploys; without a client, the server's own, if there is one."""
+    loop, dataset = run.loop, run.plan.dataset
+    if client is None:
+        params, client = loop.method.deploy(run.task, loop.server), 0
+        if not params:
+            last = len(loop.shards) - 1
+            raise PromptFedError(f"{run.folder} has a model for every client; choose one with --client 0 … {last}.")
+    else:
+        check_client(run, client)
+        down, personal = run.own(client)
+        data = loop.shards.data([client], loop.settings.total, stacked=False)
+        params = loop.method.adapt(run.task, down, personal, data)
+    return Model(
+        method=loop.method,
+        task=run.plan.task,
+        params=params,
+        shape=dataset.sides,
+        mean=dataset.mean,
+        std=dataset.std,
+        facts=tree.row(loop.shards.facts([client]), 0),
+        seed=loop.settings.seed,
+        round=loop.settings.total,
+        device=loop.device,
+    )
+
+
+# -- asking it ---------------------------------------------------------------------------------------------------------
+
+
+def predict(model: Model, files: Sequence[Path], top: int = 3) -> list[Answer]:
+    """Return the `top` likeliest classes of every image file."""
+    answers = []
+    for first in range(0, len(files), BATCH):
+        some = files[first : first + BATCH]
+        chances = probabilities(model, np.stack([_read(file, model.shape) for file in some]))
+        found, order = chances.topk(min(top, chances.shape[-1]), -1)
+        for file, numbers, places in zip(some, found.tolist(), order.tolist(), strict=True):
+            names = [model.task.classes[place] for place in places]
+            answers.append(Answer(file, tuple(zip(names, numbers, strict=True))))
+    return answers
+
+
+def probabilities(model: Model, images: Images) -> Tensor:
+    """Return the probability of every class [N, classes] for images [N, H, W, 3] of the model's size."""
+    method, task, backbone = model.method, model.task, model.task.backbone
+    pool = Pool(_dataset(images, task.classes, model.mean, model.std), model.device)
+    with torch.no_grad():
+        if method.reads == "features":
+            features = backbone.features({}, pool.images(torch.arange(len(images), device=model.device)))
+            pool = Pool(_dataset(images, task.classes), model.device, features)
+            task = Task(Cached(backbone), task.classes, task.num_clients)
+        batch = next(iter(_data(model, task, pool, len(images)).batches("test", size=len(images), ordered=True)))
+        params = method.prepare(task, model.params)
+        logits = method.predict(task, params, tree.drop(batch, ["y"]))
+    return logits.float().softmax(-1).cpu()
+
+
+def _data(model: Model, task: Task, pool: Pool, count: int) -> ClientData:
+    """Return the images as a client's test data; the backbone's dropout, which is off in testing, draws nothing."""
+    training = task.backbone.draws()
+    draws = {name: draw for name, draw in model.method.draws(task).items() if name not in training}
+    client, rows = int(model.facts["client"]), np.arange(count, dtype=np.int64)
+    return ClientData(pool, model.seed, model.round, (client,), (rows,), False, draws, model.facts, count)
+
+
+def _dataset(images: Images, classes: tuple[str, ...], mean: Color = (0, 0, 0), std: Color = (1, 1, 1)) -> Dataset:
+    """Return images without labels."""
+    nothing = np.zeros(len(images), np.int64)
+    return Dataset("images", images, nothing, nothing == 0, classes, nothing, ("images",), mean, std)
+
+
+def _read(file: Path, shape: tuple[int, int]) -> Images:
+    if not file.is_file():
+        what = "is a folder, not an image" if file.is_dir() else "does not exist"
+        raise PromptFedError(f"{file} {what}.")
+    try:
+        return decode(file, shape)
+    except Exception as problem:  # damaged files make Pillow raise nearly anything
+        raise PromptFedError(f"{file} cannot be read as an image: {problem}.") from problem
+
+
+# -- telling it --------------------------------------------------------------------------------------------------------
+
+
+def to_table(answers: Sequence[Answer]) -> Table:
+    """Return the answers for a person, a row per image."""
+    shown = Table(box=None, pad_edge=False)
+    shown.add_column("file", overflow="fold")
+    shown.add_column("class")
+    shown.add_column("probability", justify="right")
+    others = max(len(answer.classes) for answer in answers) - 1
+    for number in range(others):
+        shown.add_column("or" if number == 0 else "")
+    for answer in answers:
+        (name, chance), *rest = answer.classes
+        shown.add_row(str(answer.file), name, f"{100 * chance:.1f} %", *(f"{n} {100 * p:.1f} %" for n, p in rest))
+    return shown
+
+
+def to_json(answers: Sequence[Answer]) -> str:
+    """Return the answers for a program."""
+    rows = [
+        {"file": str(answer.file), "classes": [{"class": name, "probability": p} for name, p in answer.classes]}
+        for answer in answers
+    ]
+    return json.dumps(rows, indent=1)

@@ -1,0 +1,335 @@
+"""How good a finished run's pictures are: FID, KID, and how alike images and texts are to a dual encoder.
+
+All words of all runs are drawn from the same starting latents in the same prompt, so that only the words differ.
+Paper's name -> kind: S* -> "global", S^c, what the server sees of a client, -> "sent", S^{c*} -> "client".
+The global word is compared with training images of the whole data set, the same ones whoever holds them, so that runs
+of few clients and of many stand side by side. Compared with what the run's own clients hold it is "global own".
+"""
+
+import importlib
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from promptfed.analysis.generate import Brush, client_word, draw_all, global_word
+from promptfed.backbones.clip import CLIP, LoadedCLIP
+from promptfed.backbones.resizing import resized
+from promptfed.core import tree
+from promptfed.core.errors import PromptFedError, choice
+from promptfed.core.files import write_json
+from promptfed.data.dataset import Indices
+from promptfed.runs.finished import Finished, check_client, inverted, once_more
+
+FILE = "quality.json"
+FEATURES = ("clip", "clip:WEIGHTS", "inception:FILE", "torchmetrics")
+AT_ONCE = 64  # pictures whose features are computed together
+
+Line = dict[str, Any]
+Against = Literal["all", "own"]
+
+
+# -- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def fid(real: Tensor, drawn: Tensor) -> float:
+    """Return the Fréchet distance between two sets of features [N, D] and [M, D], taken for Gaussians.
+
+    That is |μ₁ − μ₂|² + tr(Σ₁ + Σ₂ − 2 (Σ₁Σ₂)^½), with the unbiased Σ; of one example, Σ is zero.
+    """
+    one, two = real.double(), drawn.double()
+    shift = (one.mean(0) - two.mean(0)).square().sum()
+    first, second = _root(one), _root(two)
+    # with Σ = RᵀR the eigenvalues of Σ₁Σ₂ are the squared singular values of R₁R₂ᵀ
+    both = torch.linalg.svdvals(first @ second.mT).sum()
+    return max(0.0, float(shift + first.square().sum() + second.square().sum() - 2 * both))
+
+
+def _root(x: Tensor) -> Tensor:
+    """Return an R with RᵀR the covariance of x [N, D], in at most D rows."""
+    centred = (x - x.mean(0)) / math.sqrt(max(1, len(x) - 1))
+    return torch.linalg.qr(centred, mode="r").R if len(x) > x.shape[1] else centred
+
+
+def kid(real: Tensor, drawn: Tensor) -> float | None:
+    """Return the unbiased squared MMD of features [N, D] and [M, D] with the kernel (x·y / D + 1)³.
+
+    All examples are used at once, not random subsets. It may be negative. Of fewer than two examples there is none.
+    """
+    if min(len(real), len(drawn)) < 2:
+        return None
+    one, two = real.double(), drawn.double()
+
+    def kernel(x: Tensor, y: Tensor) -> Tensor:
+        return (x @ y.mT / x.shape[1] + 1) ** 3
+
+    def within(x: Tensor) -> Tensor:
+        found = kernel(x, x)
+        return (found.sum() - found.trace()) / (len(x) * (len(x) - 1))
+
+    return float(within(one) + within(two) - 2 * kernel(one, two).mean())
+
+
+def likeness(one: Tensor, two: Tensor) -> float:
+    """Return the mean cosine between features [N, D] and [M, D], all with all."""
+    return float((F.normalize(one.double(), dim=-1) @ F.normalize(two.double(), dim=-1).mT).mean())
+
+
+def caution(real: int, drawn: int, width: int) -> str:
+    """Say why a FID of so many images in so many features must not be taken by itself; empty if it may."""
+    least = min(real, drawn)
+    if least < 2:
+        return f"{least} image has no spread: the FID is hardly more than a distance of means"
+    if least <= width:
+        return f"{least} images in {width:,} features: the FID is biased upwards; compare equal counts only"
+    return ""
+
+
+# -- features ---------------------------------------------------------------------------------------------------------
+
+
+class Features(Protocol):
+    """What turns pictures into features; its name stands beside every number."""
+
+    @property
+    def name(self) -> str:
+        """Return what a reader needs to compare numbers."""
+        ...
+
+    def __call__(self, pictures: Tensor) -> Tensor:
+        """Return the features [N, D] of pictures [N, 3, H, W] in −1 … 1, on the host."""
+        ...
+
+    def texts(self) -> Tensor | None:
+        """Return the unit features [classes, D] of "a photo of a {class}.", if it reads texts."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class DualFeatures:
+    """The features of a dual encoder, of images and of texts."""
+
+    name: str
+    encoder: LoadedCLIP
+    device: torch.device
+
+    def __call__(self, pictures: Tensor) -> Tensor:
+        """Return the image tower's features."""
+        statistics = self.encoder.statistics or ((0.5,) * 3, (0.5,) * 3)
+        mean, std = (torch.tensor(part, device=self.device).view(3, 1, 1) for part in statistics)
+        with torch.no_grad():
+            parts = [
+                self.encoder.features({}, ((some.to(self.device) + 1) / 2 - mean) / std).cpu()
+                for some in pictures.split(AT_ONCE)
+            ]
+        return torch.cat(parts)
+
+    def texts(self) -> Tensor | None:
+        """Return the text tower's features of the classes."""
+        return self.encoder.zero_shot.cpu()
+
+
+@dataclass(frozen=True, eq=False)
+class ByteFeatures:
+    """The features of a network that takes pictures as bytes, as the usual Inception networks do."""
+
+    name: str
+    network: Any
+    device: torch.device
+
+    def __call__(self, pictures: Tensor) -> Tensor:
+        """Return what the network makes of the pictures' bytes."""
+        whole = ((pictures.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+        with torch.no_grad():
+            found = [self.network(some.to(self.device)).float().cpu() for some in whole.split(AT_ONCE)]
+        return torch.cat(found)
+
+    def texts(self) -> Tensor | None:
+        """Return nothing: it reads no texts."""
+        return None
+
+
+def find_features(name: str, classes: tuple[str, ...], device: torch.device) -> Features:
+    """Return the features called "clip", "clip:WEIGHTS", "inception:FILE" or "torchmetrics"."""
+    kind, _, where = name.partition(":")
+    if kind == "clip":
+        return _dual(where or "embedded", classes, device)
+    if kind == "inception" and where:
+        return ByteFeatures(f"inception {Path(where).name}", _script(Path(where), device), device)
+    if name == "torchmetrics":
+        return ByteFeatures("inception of torchmetrics", _torchmetrics(device), device)
+    raise choice("features", name, FEATURES)
+
+
+def _dual(weights: str, classes: tuple[str, ...], device: torch.device) -> DualFeatures:
+    try:
+        bare = CLIP((3, 1, 1), len(classes), classes, weights)
+    except PromptFedError as error:
+        raise PromptFedError(f"--features clip:{weights} cannot be had: {error}") from error
+    image = bare.form.image
+    side = image.patch * image.grid[0]  # pictures are resized to what the encoder was trained on
+    encoder = replace(bare, size=side, precision="fp32").to(device)
+    shown = Path(weights).name if Path(weights).is_dir() else weights  # where it lies is nobody's business
+    return DualFeatures(f"clip {shown}", encoder, device)
+
+
+def _script(path: Path, device: torch.device) -> Any:
+    """Return the TorchScript network in a file; one that can return features instead of classes is asked to."""
+    if not path.is_file():
+        raise PromptFedError(f"There is no file {path} for --features inception:FILE.")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # newer versions of torch announce the end of TorchScript
+            network = torch.jit.load(str(path), map_location=device).eval()
+    except RuntimeError as error:
+        raise PromptFedError(f"{path} is no TorchScript network.") from error
+    if any(argument.name == "return_features" for argument in network.forward.schema.arguments):
+        return lambda x: network(x, return_features=True)
+    return network
+
+
+def _torchmetrics(device: torch.device) -> Any:
+    try:
+        found = importlib.import_module("torchmetrics.image.fid")  # not at the top: few have it
+        return found.NoTrainInceptionV3("inception-v3-compat", ["2048"]).to(device).eval()
+    except ImportError as error:
+        raise PromptFedError(
+            '--features torchmetrics needs: pip install torchmetrics torch-fidelity; or give "inception:FILE".'
+        ) from error
+    except OSError as error:
+        raise PromptFedError(f"torchmetrics cannot fetch its Inception network: {error}.") from error
+
+
+# -- a run ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is measured: how pictures are drawn, against how many real ones, of how many clients, in which rounds."""
+
+    brush: Brush
+    features: str = "clip"
+    real: int = 50  # images that the global word is compared with, at most
+    clients: int = 3  # the first so many, each compared with its own images
+    own: int = 8  # pictures drawn of a client's word
+    every: int = 0  # rounds between measurements of the global word on the way; 0: only at the end
+    against: Against = "all"  # whose images the global word is compared with: the data set's, or the run's clients'
+
+
+def measure(run: Finished, wish: Wish) -> Line:
+    """Measure a finished run's words, write quality.json into its folder and return what is in it."""
+    method, _ = inverted(run)
+    features = find_features(wish.features, run.plan.dataset.classes, run.loop.device)
+    lines, curve = list[Line](), list[Line]()
+    if method.shared:
+        judge = Judge(run, features, chosen(real_images(run, wish.against), wish.real))
+        # a name of its own: tables of FID take "global" alone, so that all their rows are compared alike
+        kind = "global" if wish.against == "all" else "global own"
+        end = judge(draw_all(run, {"": global_word(run)}, wish.brush)[""])
+        lines.append({"word": kind, **end})
+        curve = [*_before(run, judge, wish), {"round": run.loop.finished, **end}] if wish.every else []
+    clients = list(range(min(wish.clients, len(run.loop.shards))))
+    lines += _clients(run, features, clients, replace(wish.brush, count=wish.own))
+    found = {
+        "method": run.plan.recipe.method["name"],
+        "round": run.loop.finished,
+        "features": features.name,
+        "against": wish.against,
+        "drawing": asdict(wish.brush),
+        "words": lines,
+        "rounds": curve,
+    }
+    write_json(run.folder / FILE, found)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Judge:
+    """Compares pictures with some of a run's real images."""
+
+    run: Finished
+    features: Features
+    real: Indices  # numbers of images in the data set
+
+    def __call__(self, pictures: Tensor) -> Line:
+        """Return all measures of pictures [N, 3, H, W] in −1 … 1."""
+        known = self.features(real_pictures(self.run, self.real, pictures.shape[-1]))
+        made = self.features(pictures)
+        texts = self.features.texts()
+        if texts is not None:  # as many of each class's text as there are images of it
+            texts = texts[torch.from_numpy(self.run.plan.dataset.labels[self.real])]
+        return {
+            "fid": fid(known, made),
+            "kid": kid(known, made),
+            "image": likeness(known, made),
+            "text": None if texts is None else likeness(texts, made),
+            "real": len(known),
+            "drawn": len(made),
+            "caution": caution(len(known), len(made), known.shape[1]),
+        }
+
+
+def real_images(run: Finished, against: Against) -> Indices:
+    """Return all training images of the data set, whoever holds them; or only those of the run's own clients."""
+    if against == "own":
+        return np.unique(np.concatenate(run.plan.partition.train))
+    dataset = run.plan.dataset
+    return np.flatnonzero(dataset.dealt & ~dataset.test)
+
+
+def chosen(images: Indices, most: int) -> Indices:
+    """Return at most so many of the images, evenly from first to last."""
+    if len(images) <= most:
+        return images
+    return images[np.arange(most) * len(images) // most]
+
+
+def real_pictures(run: Finished, images: Indices, side: int) -> Tensor:
+    """Return images of the data set [N, 3, side, side] in −1 … 1."""
+    pixels = torch.from_numpy(np.ascontiguousarray(run.plan.dataset.images[images])).movedim(-1, -3) / 127.5 - 1
+    return resized(pixels, (side, side)).clamp(-1, 1)
+
+
+def sent(run: Finished, clients: Sequence[int]) -> tree.Tree:
+    """Return what these clients would send in one more round [C, ...], guarded as it leaves them; nothing changes."""
+    for client in clients:
+        check_client(run, client)
+    loop = run.loop
+    rows = [
+        loop.guards.protect(loop.settings.total, torch.tensor(client), own, up, weight)[1]
+        for client, own, up, weight in once_more(loop, clients)
+    ]
+    return tree.stack(rows)
+
+
+def _clients(run: Finished, features: Features, clients: Sequence[int], brush: Brush) -> list[Line]:
+    """Measure the words of single clients, and the global one, against the images each of them trains on."""
+    if not clients:
+        return []
+    up = sent(run, clients)
+    shared = inverted(run)[0].shared
+    words = {"global": global_word(run)} if shared else {}
+    for number, client in enumerate(clients):
+        if "word" in up:
+            words[f"sent {client}"] = up["word"][number]
+        words[f"client {client}"] = client_word(run, client, brush.prompt)
+    drawn, lines = draw_all(run, words, brush), []
+    for client in clients:
+        judge = Judge(run, features, run.plan.partition.train[client])
+        for kind, name in (("global", "global"), ("sent", f"sent {client}"), ("client", f"client {client}")):
+            if name in drawn:
+                lines.append({"word": kind, "client": client, **judge(drawn[name])})
+    return lines
+
+
+def _before(run: Finished, judge: Judge, wish: Wish) -> list[Line]:
+    """Measure the global word as it was at first and on the way, without the last round's."""
+    words = {str(number): run.words.word(number) for number in range(0, run.loop.finished, wish.every)}
+    return [{"round": int(name), **judge(drawn)} for name, drawn in draw_all(run, words, wish.brush).items()]

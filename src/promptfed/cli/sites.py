@@ -1,0 +1,238 @@
+"""`promptfed sites`: a federation of real machines, from its kits to its runs."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from promptfed.cli.terminal import say
+from promptfed.core.errors import PromptFedError
+
+if TYPE_CHECKING:
+    from promptfed.runs.config import Recipe
+
+app = typer.Typer(help="Real sites: make kits, start the coordinator, join, run.", no_args_is_help=True)
+
+Home = Annotated[Path, typer.Option("--federation", help="The folder that `sites init` has made.", metavar="DIR")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="Recipe keys to change.", metavar="[KEY=VALUE]...")]
+HERE = Path("federation")
+
+
+@app.command()
+def init(
+    fed: Annotated[Path, typer.Argument(help="fed.toml: who takes part.", metavar="FED.TOML")],
+    out: Annotated[Path, typer.Option(help="Where the kits go.")] = HERE,
+) -> None:
+    """Make a kit for every party: keys, certificates, and where the coordinator is."""
+    from promptfed.sites import kits
+
+    federation = kits.provision(fed, out)
+    for site in federation.sites:
+        say(f"Kit for {site}: {out / 'kits' / site}.zip")
+    say("Give each site its kit by a safe way: it holds the site's private key.")
+    say(f"Next: promptfed sites start --federation {out}")
+
+
+@app.command()
+def start(home: Home = HERE) -> None:
+    """Run the coordinator's server until Ctrl-C; if it dies, it is started again."""
+    from promptfed.sites import keeper, kits
+    from promptfed.sites.settings import read_federation
+
+    kits.require_flare()
+    kit, state = _folder(home) / "kits" / "coordinator", home.resolve() / "state"
+    state.mkdir(exist_ok=True)
+    kits.furnish(kit, state)
+    federation = read_federation(home / "fed.toml")
+    say(f"Starting the server; its log is {home / 'server.log'}. Ctrl-C stops it.")
+    ports = (federation.port, federation.admin_port)
+    keeper.keep_up(kit, home / "server.log", home / "server.pid", kits.parent_environment(), say, ports)
+    say("The server is down.")
+
+
+@app.command()
+def join(
+    kit: Annotated[Path, typer.Argument(help="The kit this site was given, a zip or a folder.")],
+    data: Annotated[str, typer.Option(help="A folder of photographs, an .npz file, or a data set's name.")],
+    terms: Annotated[
+        Path | None,
+        typer.Option(help="What you agree to, in TOML; recipes beyond it are refused.", metavar="FILE"),
+    ] = None,
+    home: Annotated[Path | None, typer.Option(help="Where the site keeps its state; KIT/state if not given.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+) -> None:
+    """Take part as a site until Ctrl-C. Images and personal state stay here; outbox.jsonl says what leaves."""
+    from promptfed.core.files import write_text
+    from promptfed.runs.config import check_device, resolve
+    from promptfed.sites import frames, keeper, kits
+    from promptfed.sites.place import own_data
+    from promptfed.sites.terms import FILE, read_terms
+
+    kits.require_flare()
+    check_device(device)
+    if terms is not None:
+        read_terms(terms)
+    unpacked = kits.unpack(kit).resolve()
+    found = own_data(data, resolve({}))
+    place = (home or unpacked / "state").resolve()
+    place.mkdir(parents=True, exist_ok=True)
+    place.chmod(0o700)  # personal trees and models lie there
+    kits.furnish(unpacked, place)
+
+    def begin() -> None:
+        if terms is not None:
+            write_text(place / FILE, terms.read_text(encoding="utf-8"))
+        if (place / FILE).exists():
+            read_terms(place / FILE)  # those of an earlier join stay in force
+            say(f"Recipes beyond the terms in {place / FILE} are refused.")
+        images = f"{len(found):,} images of {len(found.classes)} classes"
+        say(f"{kits.site_name(unpacked)}: {images}; its log is {place / 'site.log'}. Ctrl-C leaves.")
+
+    given = {frames.DATA: _absolute(data), frames.HOME: str(place), frames.DEVICE: device}
+    environment = kits.parent_environment(**given)
+    keeper.keep_up(unpacked, place / "site.log", place / "site.pid", environment, say, begin=begin)
+    say("Left.")
+
+
+def _absolute(data: str) -> str:
+    """Return a path that means the same from any folder; a data set's name stays."""
+    kind, colon, path = data.partition(":")
+    if colon:
+        return f"{kind}:{Path(path).expanduser().resolve()}"
+    return str(Path(data).expanduser().resolve()) if Path(data).expanduser().exists() else data
+
+
+@app.command()
+def run(
+    source: Annotated[
+        str | None, typer.Argument(help="A recipe file, a shipped recipe, or a method.", metavar="RECIPE|METHOD")
+    ] = None,
+    overrides: Overrides = None,
+    home: Home = HERE,
+    out: Annotated[Path | None, typer.Option(help="The run folder; DIR/runs/METHOD-N if not given.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.", metavar="DIR")] = None,
+) -> None:
+    """Train a method over the sites; goes on after any crash from the last finished round.
+
+    The recipe's clients, partition and data set give way to the sites and what each of them holds.
+    """
+    from promptfed.results.folder.record import over_sites
+    from promptfed.sites import coordinator, kits
+    from promptfed.sites.settings import read_federation
+    from promptfed.sites.supervisor import Supervisor
+
+    kits.require_flare()
+    federation = read_federation(_folder(home) / "fed.toml")
+    if resume is None:
+        if source is None:
+            raise PromptFedError("Nothing to run: name a recipe or a method, for example promptfed sites run pfedpg.")
+        recipe = _recipe(source, overrides or [], len(federation.sites))
+        resume = out or _free(home / "runs", str(recipe.method["name"]))
+        coordinator.create(resume, recipe, federation)
+    elif source is not None:
+        raise PromptFedError("A run is resumed as it is; leave out the recipe.")
+    elif not over_sites(resume):
+        raise PromptFedError(f"{resume} holds no run over sites to resume.")
+    try:
+        summary = Supervisor(home, resume, say, lambda line: say(told(line, federation.sites))).run()
+    except KeyboardInterrupt:
+        say(f"The run goes on without this window; look again with: promptfed sites run --resume {resume}")
+        raise typer.Exit(130) from None
+    say(f"{_accuracy(summary['accuracy'])}; run folder {resume}.")
+
+
+def _accuracy(scores: dict[str, Any]) -> str:
+    """Return a finished run's accuracy in words; rounds tell of the models as received."""
+    mean, before = scores["mean"], (scores.get("before") or scores)["mean"]
+    if mean is None:
+        return "Accuracy unknown"
+    adapted = f" after the method's own adaptation, {100 * before:.1f} % as received" if before != mean else ""
+    return f"Accuracy {100 * mean:.1f} %{adapted}"
+
+
+def _recipe(source: str, words: list[str], sites: int) -> "Recipe":
+    from promptfed.runs import config
+    from promptfed.runs.runner import single
+
+    given = [word for word in words if word.startswith("clients=")]
+    if given:
+        raise PromptFedError(f"{given[0]} is not for you to choose: there are {sites} sites.")
+    return single(config.load(source, [*words, f"clients={sites}"]))
+
+
+def told(line: dict[str, Any], sites: tuple[str, ...]) -> str:
+    """Return a finished round as one line: accuracy, who took part, what was wrong, traffic, time."""
+    mean = line["received"] and line["received"]["mean"]
+    parts = [f"round {line['round']}", "" if mean is None else f"accuracy {100 * mean:.1f} %"]
+    parts.append(f"{len(line['clients'])} of {len(sites)} sites")
+    parts += [f"{site}: {reason}" for site, reason in line["sites"]["silent"].items()]
+    parts += [f"{site} refused: {reasons[-1]}" for site, reasons in line["sites"]["refused"].items()]
+    parts += [f"{site}: {count} late" for site, count in line["sites"]["late"].items()]
+    traffic = line["traffic"]["down_bytes"] + line["traffic"]["up_bytes"]
+    return " · ".join([part for part in parts if part] + [f"{traffic / 1000:,.0f} kB", f"{line['seconds']:.1f} s"])
+
+
+def _free(parent: Path, stem: str) -> Path:
+    name = stem.replace("/", "_").replace(":", "_")
+    return next(folder for number in range(1, 10**6) if not (folder := parent / f"{name}-{number}").exists())
+
+
+@app.command()
+def status(home: Home = HERE) -> None:
+    """Say whether the server is up, which sites are connected, and how far the runs have come."""
+    from promptfed.sites import supervisor
+    from promptfed.sites.pid_file import running
+    from promptfed.sites.settings import read_federation
+
+    federation = read_federation(_folder(home) / "fed.toml")
+    up = running(home / "server.pid") is not None
+    say(f"server: {'up' if up else 'down'}")
+    connected = supervisor.connected(home) if up else None
+    for site in federation.sites:
+        state = "unknown" if connected is None else "connected" if site in connected else "away"
+        say(f"{site}: {state}")
+    for folder in sorted((home / "runs").glob("*/recipe.toml")):
+        rounds = folder.parent / "rounds.jsonl"
+        count = len(rounds.read_text(encoding="utf-8").splitlines()) if rounds.exists() else 0
+        say(f"{folder.parent}: {count} rounds, {_state(folder.parent)}")
+
+
+def _state(folder: Path) -> str:
+    """Return in words what a run is doing, or why it has stopped, if it failed."""
+    from promptfed.results.folder.record import LOCK
+    from promptfed.sites.pid_file import running
+    from promptfed.sites.settings import FAILED, TOLD, WINDOW
+
+    if (folder / "summary.json").exists():
+        return "finished"
+    if running(folder / LOCK) is not None:
+        return "at work"
+    if running(folder / WINDOW) is not None:
+        return "waiting for its next job"
+    path = next((path for path in (folder / FAILED, folder / TOLD) if path.exists()), None)
+    return "stopped" if path is None else f"stopped: {json.loads(path.read_text(encoding='utf-8'))['reason']}"
+
+
+@app.command()
+def stop(home: Home = HERE) -> None:
+    """Stop the coordinator's server, and with it the job; runs can be resumed."""
+    from promptfed.sites.pid_file import running
+
+    process = running(_folder(home) / "server.pid")
+    if process is None:
+        say("The server is not running.")
+        return
+    os.kill(process, signal.SIGTERM)
+    while running(home / "server.pid") is not None:
+        time.sleep(0.1)
+    say("The server is down.")
+
+
+def _folder(home: Path) -> Path:
+    if not (home / "fed.toml").is_file():
+        raise PromptFedError(f"{home} is no federation; make one with: promptfed sites init fed.toml --out {home}")
+    return home

@@ -1,0 +1,330 @@
+"""Local training: row-wise optimisers whose step is captured as a CUDA graph when a stack of clients lives on a GPU.
+
+An objective has `Method.loss`'s signature and returns one value per client, or `(value, new_carry)`. Clients never mix,
+so one backward of the sum gives every client its own gradient. A client whose data is used up is not `active`: its
+parameters, optimiser state and carry stay as they are.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Required, TypedDict
+
+import torch
+from torch import Tensor
+
+from promptfed.core import tree
+from promptfed.core.method import Task
+from promptfed.core.protocols import Batch, Batches
+from promptfed.core.tree import Tree
+
+Objective = Callable[[Task, Tree, Tree, Batch], Tensor | tuple[Tensor, Tree]]
+Rate = float | Mapping[str, float]
+
+
+class Rates(TypedDict, total=False):
+    """The arguments of `sgd` that a method passes on."""
+
+    lr: Required[Rate]
+    momentum: Rate
+    weight_decay: float
+    clip: float
+
+
+_NO_TREE: Tree = {}
+
+
+def sgd(
+    objective: Objective,
+    task: Task,
+    start: Tree,
+    params: Tree,
+    batches: Batches,
+    *,
+    lr: Rate,
+    momentum: Rate = 0.0,
+    weight_decay: float = 0.0,
+    clip: float = 0.0,
+    hold: Tree = _NO_TREE,
+    carry: Iterable[str] = (),
+) -> Tree:
+    """Minimise `objective` over `params`; return them with the carry and, under `velocity.<name>`, the momentum.
+
+    The objective sees `hold | carry | params`. Momentum starts from `hold["velocity.<name>"]` if it is there, so it
+    lives across rounds exactly when a method keeps it. `lr` and `momentum` are numbers, or one per parameter name.
+    With `clip`, no client's gradient is longer than that.
+    """
+    rule = _Sgd(_per_name(lr, params), _per_name(momentum, params), weight_decay, clip)
+    return _descend(rule, objective, task, start, params, batches, hold, carry)
+
+
+def adam(
+    objective: Objective,
+    task: Task,
+    start: Tree,
+    params: Tree,
+    batches: Batches,
+    *,
+    lr: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    hold: Tree = _NO_TREE,
+    carry: Iterable[str] = (),
+) -> Tree:
+    """Minimise as `sgd` does, by Adam with decoupled weight decay; its state is not returned."""
+    rule = _Adam(lr, betas, eps, weight_decay)
+    return _descend(rule, objective, task, start, params, batches, hold, carry)
+
+
+def _per_name(rate: Rate, params: Tree) -> tuple[float, ...]:
+    return tuple(rate[name] for name in params) if isinstance(rate, Mapping) else (rate,) * len(params)
+
+
+@dataclass(frozen=True)
+class _Sgd:
+    """v <- m v + (g + decay p);  p <- p - lr v."""
+
+    lr: tuple[float, ...]
+    momentum: tuple[float, ...]
+    weight_decay: float
+    clip: float = 0.0
+    returns = True
+
+    def state(self, params: Tree, hold: Tree) -> Tree:
+        names = [f"velocity.{name}" for name, m in zip(params, self.momentum, strict=True) if m]
+        return {name: hold[name] if name in hold else torch.zeros_like(params[name[9:]]) for name in names}
+
+    def step(self, params: Tree, grads: list[Tensor], state: Tree, active: Tensor | None) -> None:
+        alike: dict[tuple[float, float], dict[str, Tensor]] = {}
+        for name, g, lr, m in zip(params, grads, self.lr, self.momentum, strict=True):
+            alike.setdefault((lr, m), {})[name] = g
+        for (lr, m), some in alike.items():
+            self._step_alike(tree.pick(params, some), list(some.values()), state, active, lr, m)
+
+    def _step_alike(
+        self, params: Tree, grads: list[Tensor], state: Tree, active: Tensor | None, lr: float, m: float
+    ) -> None:
+        """Move parameters of the same rates by few kernels for all, which needs gradients laid out as they are."""
+        old, grads = list(params.values()), [g.contiguous() for g in grads]
+        if self.weight_decay:
+            grads = list(torch._foreach_add(grads, torch._foreach_mul(old, self.weight_decay)))
+        if m:
+            velocity = [state[f"velocity.{name}"] for name in params]
+            for v, new in zip(velocity, torch._foreach_add(torch._foreach_mul(velocity, m), grads), strict=True):
+                _assign(v, new, None if active is None else _like(active, v))
+            grads = velocity
+        if active is not None and (m or self.weight_decay):
+            # a client that is not active has a zero gradient, but momentum and decay would still move it
+            grads = [g * _like(active, g) for g in grads]
+        torch._foreach_sub_(old, grads, alpha=lr)
+
+
+@dataclass(frozen=True)
+class _Adam:
+    """Adam (Kingma, Ba 2015) with the decay outside the moments (Loshchilov, Hutter 2019)."""
+
+    lr: float
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    clip: float = 0.0
+    returns = False
+
+    def state(self, params: Tree, hold: Tree) -> Tree:
+        first = {f"first.{name}": torch.zeros_like(value) for name, value in params.items()}
+        second = {f"second.{name}": torch.zeros_like(value) for name, value in params.items()}
+        like = next(iter(params.values()))
+        return first | second | {"count": like.new_zeros((), dtype=torch.promote_types(like.dtype, torch.float32))}
+
+    def step(self, params: Tree, grads: list[Tensor], state: Tree, active: Tensor | None) -> None:
+        # a client is inactive only after its own last step, so one count of steps serves every active client
+        state["count"] += 1
+        one, two = (1 - beta ** state["count"] for beta in self.betas)
+        for (name, p), g in zip(params.items(), grads, strict=True):
+            on = None if active is None else _like(active, p)
+            first, second = state[f"first.{name}"], state[f"second.{name}"]
+            _assign(first, torch.lerp(g, first, self.betas[0]), on)
+            _assign(second, torch.lerp(g * g, second, self.betas[1]), on)
+            move = first / one / ((second / two).sqrt() + self.eps) + self.weight_decay * p
+            p.sub_(move if on is None else move * on, alpha=self.lr)
+
+
+def clipped(grads: Sequence[Tensor], longest: float, lead: int) -> list[Tensor]:
+    """Shorten every client's gradient, all parameters together, to `longest`; the client dimension leads if `lead`."""
+    squares = torch.stack([g.square().flatten(lead).sum(-1) if g.dim() > lead else g.square() for g in grads]).sum(0)
+    share = (longest / (squares.sqrt() + 1e-6)).clamp(max=1)
+    return [g * _like(share, g) for g in grads]
+
+
+def _like(active: Tensor, p: Tensor) -> Tensor:
+    return active.reshape((*active.shape, *(1,) * (p.dim() - active.dim())))
+
+
+def _assign(target: Tensor, value: Tensor, on: Tensor | None) -> None:
+    target.copy_(value if on is None else torch.where(on > 0, value, target))
+
+
+@dataclass
+class _Step:
+    """One training step over tensors that keep their place in memory."""
+
+    rule: _Sgd | _Adam
+    objective: Objective
+    task: Task
+    ragged: bool
+    start: Tree
+    hold: Tree
+    params: Tree
+    state: Tree
+    carry: Tree
+
+    def __call__(self, batch: Batch) -> None:
+        names = list(self.params)
+        leaves = [self.params[name].requires_grad_() for name in names]
+        out = self.objective(self.task, self.start, self.hold | self.carry | self.params, batch)
+        value, carry = out if isinstance(out, tuple) else (out, {})
+        active = batch["active"] if self.ragged else None
+        total = value.sum() if active is None else (value * active).sum()
+        grads = list(torch.autograd.grad(total, leaves, materialize_grads=True))
+        with torch.no_grad():
+            for leaf in leaves:
+                leaf.requires_grad_(False)
+            if self.rule.clip:
+                grads = clipped(grads, self.rule.clip, value.dim())
+            self.rule.step(self.params, grads, self.state, active)
+            for name, new in carry.items():
+                _assign(self.carry[name], new, None if active is None else _like(active, new))
+
+
+def _descend(
+    rule: _Sgd | _Adam,
+    objective: Objective,
+    task: Task,
+    start: Tree,
+    params: Tree,
+    batches: Batches,
+    hold: Tree,
+    carry: Iterable[str],
+) -> Tree:
+    carried = tree.map(torch.clone, tree.pick(hold, carry))
+    fresh = tree.map(lambda value: value.detach().clone(memory_format=torch.contiguous_format), params)
+    state = tree.map(torch.clone, rule.state(fresh, hold))
+    step = _Step(rule, objective, task, batches.ragged, start, tree.drop(hold, params), fresh, state, carried)
+    on_gpu = bool(fresh) and next(iter(fresh.values())).is_cuda
+    if on_gpu and batches.steps > 1:
+        _replay(step, batches)
+    else:
+        for batch in batches:
+            step(batch)
+    return step.params | step.carry | (step.state if rule.returns else {})
+
+
+@dataclass
+class _Captured:
+    """A step recorded as a CUDA graph, with the memory it reads and writes."""
+
+    graph: torch.cuda.CUDAGraph
+    step: _Step
+    tensors: Tree
+    counter: Tensor
+    pinned: object  # what the recorded kernels read besides these tensors must not be freed
+
+
+def _replay(step: _Step, batches: Batches) -> None:
+    """Run all steps by recorded ones; a stack of clients is halved whenever half of it has run out of batches."""
+    for rows, begin, end in _segments(batches.lengths) or [(None, 0, batches.steps)]:
+        if rows is None:
+            step.params, step.state, step.carry = _replay_rows(step, batches, batches.tensors, begin, end)
+            continue
+        index = torch.tensor(rows, device=next(iter(step.params.values())).device)
+        fewer = _Step(step.rule, step.objective, step.task, step.ragged, *(_take(part, index) for part in _trees(step)))
+        tensors = {
+            name: value[:, index] if name.startswith("plan.") else value[index]
+            for name, value in batches.tensors.items()
+        }
+        for whole, new in zip(_trees(step)[2:], _replay_rows(fewer, batches, tensors, begin, end), strict=True):
+            for name, value in new.items():
+                whole[name][index if value.dim() else ...] = value
+
+
+def _segments(lengths: tuple[int, ...]) -> list[tuple[list[int] | None, int, int]]:
+    """Return (clients, first step, last step): all of them, then the longer half, then its longer half, …"""
+    order = sorted(range(len(lengths)), key=lambda client: -lengths[client])
+    segments: list[tuple[list[int] | None, int, int]] = []
+    width, begin = len(lengths), 0
+    while width:
+        narrower = width // 2 if width > 1 else 0
+        end = lengths[order[narrower]]
+        if end > begin:
+            segments.append((order[:width] if width < len(lengths) else None, begin, end))
+            begin = end
+        width = narrower
+    return segments
+
+
+def _take(part: Tree, index: Tensor) -> Tree:
+    return {name: value[index] if value.dim() else value.clone() for name, value in part.items()}
+
+
+def _replay_rows(step: _Step, batches: Batches, tensors: Tree, begin: int, end: int) -> tuple[Tree, Tree, Tree]:
+    """Run steps `begin` to `end` by a step recorded once per shape and kept with the task."""
+    sources = (*_trees(step), tensors)
+    key = (step.rule, step.objective, step.ragged, batches.key, *(_shapes(part) for part in sources))
+    captured = step.task.captured.get(key)
+    if captured is None or _room(captured.tensors) < batches.steps:
+        captured = step.task.captured[key] = _capture(step, batches, tensors)
+    for source, target in zip(sources, (*_trees(captured.step), captured.tensors), strict=True):
+        for name, value in source.items():
+            (target[name][: len(value)] if name.startswith("plan.") else target[name]).copy_(value)
+    captured.counter.fill_(begin)
+    for _ in range(end - begin):
+        captured.graph.replay()
+    params, state, carry = (tree.map(torch.clone, part) for part in _trees(captured.step)[2:])
+    return params, state, carry
+
+
+def _trees(step: _Step) -> tuple[Tree, Tree, Tree, Tree, Tree]:
+    return step.start, step.hold, step.params, step.state, step.carry
+
+
+def _shapes(part: Tree) -> Hashable:
+    """Shapes that a recorded step is bound to; a plan may have any number of steps."""
+    return tuple(
+        (name, value.dtype, value.shape[1:] if name.startswith("plan.") else value.shape)
+        for name, value in part.items()
+    )
+
+
+def _room(tensors: Tree) -> int:
+    return min(len(value) for name, value in tensors.items() if name.startswith("plan."))
+
+
+def _capture(step: _Step, batches: Batches, tensors: Tree) -> _Captured:
+    def own(part: Tree) -> Tree:
+        return {name: value.clone(memory_format=torch.contiguous_format) for name, value in part.items()}
+
+    def roomy(name: str, value: Tensor) -> Tensor:
+        if not name.startswith("plan."):
+            return value.clone()
+        room = value.new_zeros(2 * len(value), *value.shape[1:])
+        room[: len(value)] = value
+        return room
+
+    static = _Step(step.rule, step.objective, step.task, step.ragged, *map(own, _trees(step)))
+    tensors = {name: roomy(name, value) for name, value in tensors.items()}
+    counter = torch.zeros((), dtype=torch.long, device=next(iter(static.params.values())).device)
+
+    def advance() -> None:
+        static(batches.at(tensors, counter))
+        counter.add_(1)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):  # libraries choose algorithms and allocate workspaces before anything is recorded
+            advance()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        advance()
+    return _Captured(graph, static, tensors, counter, batches)

@@ -1,0 +1,186 @@
+"""The contract: what a method is (Method), what it learns on (Task), and what a client sees of its data (Data).
+
+A method holds no state. Its fields are hyper-parameters; everything learned is one of four Trees:
+
+    server    on the server
+    down      what a client receives     (server code sees [C, ...], client code sees its own row)
+    personal  on one client, never travels
+    up        what a client sends
+
+Client-side code (init_client, fit, loss, predict, …) speaks only of trailing dimensions: the same code serves one site
+and a stack of simulated clients, whose tensors all have a leading C. Server-side code always sees that C.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol, cast
+
+from torch import Tensor
+
+from promptfed.core import ops, tree
+from promptfed.core.errors import PromptFedError
+from promptfed.core.protocols import Backbone, Batch, Data, Draw, DualEncoder, Rng, Sorter, TextToImage
+from promptfed.core.tree import Tree
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is being learned: a backbone, the classes, and how many clients share them."""
+
+    backbone: Backbone
+    classes: tuple[str, ...]
+    num_clients: int
+    captured: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)  # local's CUDA graphs
+
+
+def dual(task: Task) -> DualEncoder:
+    """Return the task's dual encoder, or say that a method needs one."""
+    if not hasattr(task.backbone, "zero_shot"):  # isinstance would ask for every property, and some refuse
+        raise PromptFedError("This method needs a text tower beside the image tower; set backbone.name=clip.")
+    return cast(DualEncoder, task.backbone)
+
+
+def text_to_image(task: Task) -> TextToImage:
+    """Return the task's text-to-image model, or say that a method needs one."""
+    if not hasattr(task.backbone, "latent_shape"):  # isinstance would not see through a backbone with cached features
+        raise PromptFedError("This method needs a text-to-image model; set backbone.name=diffusion.")
+    return cast(TextToImage, task.backbone)
+
+
+class Method:
+    """The base of every method: subclass it as a frozen dataclass of hyper-parameters. Unset parts follow FedAvg."""
+
+    name: ClassVar[str]
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
+    backbone: ClassVar[str] = "cnn"  # where a recipe names none
+    learns: ClassVar[bool] = True  # False: it uses a pretrained model as it is
+    inverts: ClassVar[bool] = False  # True: what it learns is a word of a text-to-image model; it is an Inversion
+    needs_rows: ClassVar[bool] = False  # True: `aggregate` tells clients apart, so a sum of their trees is not enough
+    marks_nothing: ClassVar[bool] = False  # True: a row of zeros in what is sent says "none", so it must arrive as such
+    reads: ClassVar[Literal["pixels", "features"]] = "pixels"  # features: those of the frozen backbone, computed once
+    views: ClassVar[int] = 0  # features of so many augmented views beside each image's own: batch["views"] [B, V, D]
+    testing: ClassVar[tuple[str, ...]] = ()  # options that matter in testing alone: training does not look at them
+    once: ClassVar[tuple[str, ...]] = ()  # names in `down` that never change: they travel at a client's first contact
+
+    # -- what is learned, and where it lives ----------------------------------------------------------------------
+    def init_server(self, task: Task, rng: Rng) -> Tree:
+        """Return the server's first tree."""
+        return {}
+
+    def init_client(self, task: Task, data: Data, rng: Rng) -> Tree:
+        """Return one client's personal tree; its names and shapes stay fixed for the whole run."""
+        return {}
+
+    def draws(self, task: Task) -> dict[str, Draw]:
+        """Return the randomness wanted in every batch, by name; the backbone's dropout may want some."""
+        return task.backbone.draws()
+
+    # -- one round, in the order it happens -----------------------------------------------------------------------
+    def download(self, task: Task, server: Tree, clients: Tensor) -> Tree:
+        """Return what each of `clients` [C] receives: a tree [C, ...]."""
+        return tree.repeat(server, len(clients))
+
+    def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
+        """Train on the client's data; return (up, personal)."""
+        raise NotImplementedError
+
+    def weight(self, facts: Tree) -> Tensor:
+        """Return how much each client counts in the mean [C]."""
+        return facts["size"]
+
+    def aggregate(self, task: Task, server: Tree, clients: Tensor, up: Tree, weights: Tensor) -> Tree:
+        """Return the next server tree from what the clients sent, `up` [C, ...] with `weights` [C]."""
+        return server | tree.mean(up, weights) if up else server
+
+    # -- clients that come after the last round -------------------------------------------------------------------
+    def admit(self, task: Task, server: Tree, newcomers: Tensor, rng: Rng) -> Tree:
+        """Return the server's tree with room for `newcomers` [M], whose numbers follow those of the first clients."""
+        return server
+
+    def join(self, task: Task, server: Tree, clients: Tensor, up: Tree, weights: Tensor) -> Tree:
+        """Return the next server tree after a round of newcomers alone; what the others share stays as it is."""
+        return server
+
+    # -- what is minimised, and what is used ----------------------------------------------------------------------
+    def loss(self, task: Task, start: Tree, params: Tree, batch: Batch) -> Tensor:
+        """Return one value per client, here the mean cross-entropy; `start` is what the client received this round."""
+        return ops.cross_entropy(task.backbone(params, batch["x"], noise=batch), batch["y"], batch["mask"])
+
+    def prepare(self, task: Task, params: Tree) -> Tree:
+        """Return a model with all that can be computed once before it is tested on many batches."""
+        return params
+
+    def predict(self, task: Task, params: Tree, batch: Batch) -> Tensor:
+        """Return the logits [B, classes] for a batch without labels."""
+        return task.backbone(params, batch["x"])
+
+    def trained(self, task: Task, down: Tree, personal: Tree, up: Tree) -> Tree:
+        """Return the client's model right after `fit`."""
+        return down | personal | up
+
+    def adapt(self, task: Task, down: Tree, personal: Tree, data: Data) -> Tree:
+        """Return the model a client deploys; `data` is its TRAINING data."""
+        return down | personal
+
+    @property
+    def adapts(self) -> bool:
+        """Say whether `adapt` changes anything; if not, the received model is the one a client deploys."""
+        return type(self).adapt is not Method.adapt
+
+    def deploy(self, task: Task, server: Tree) -> Tree:
+        """Return the model that needs no client, or an empty tree if the method has none."""
+        return server
+
+    def evaluate(self, task: Task, params: Tree, batch: Batch) -> Tree:
+        """Return sums over the batch per client, "count" among them; the default counts right answers."""
+        logits = self.predict(task, params, tree.drop(batch, ["y"]))
+        right = (logits.argmax(-1) == batch["y"]).to(logits.dtype) * batch["mask"]
+        count = batch["mask"].sum(-1)
+        return {
+            "correct": right.sum(-1),
+            "loss": ops.cross_entropy(logits, batch["y"], batch["mask"]) * count,
+            "count": count,
+        }
+
+    # -- what a person wants to see -------------------------------------------------------------------------------
+    def measures(self, task: Task, before: Tree, after: Tree) -> Tree:
+        """Return numbers per client worth a curve, from its personal tree before and after `fit`."""
+        return {}
+
+    def exhibits(self, task: Task, server: Tree, clients: Tensor, personal: Tree) -> Tree:
+        """Return what the report compares between `clients` [M], whose personal trees are stacked [M, ...].
+
+        Any of `prompts` [M, K, D], `descriptors` [M, D] and `attention` [M, K].
+        """
+        return {}
+
+    def sorter(self, task: Task, server: Tree) -> Sorter | None:
+        """Return how the server's model sorts test images by domain, or None if it does not."""
+        return None
+
+    def pictures(self, task: Task, personal: Tree) -> Tree:
+        """Return pictures [3, H, W] of one client's personal tree, in normalised pixel values."""
+        return {}
+
+
+class Inversion(Protocol):
+    """A method that `inverts`: its word is `word` [v, W] of the server's tree, or of every client's own."""
+
+    @property
+    def shared(self) -> bool:
+        """Say whether the server has the word; if not, every client has its own."""
+        ...
+
+    def spoken(
+        self,
+        task: Task,
+        params: Tree,
+        chosen: Tensor,
+        visual: Tensor | None = None,
+        templates: Sequence[str] | None = None,
+    ) -> Tensor:
+        """Return the word [..., B, v, W] as it is put into prompts: templates `chosen` [..., B] from `templates`.
+
+        It may depend on visual features [..., B, V]; without any, and without templates, the method has its own.
+        """
+        ...

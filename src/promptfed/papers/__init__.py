@@ -1,0 +1,1 @@
+"""A paper's table: the runs it needs, and our numbers beside the printed ones."""

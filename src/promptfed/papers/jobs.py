@@ -1,0 +1,269 @@
+"""Running a table's jobs: one by one or side by side in worker processes, each run in a folder of its own.
+
+What is finished is not run again, what was stopped goes on, and of jobs that train the same only the first trains. A
+failure costs one job, not the others, and is told at once: the rest may take hours.
+"""
+
+import gc
+import json
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from promptfed.core.errors import PromptFedError
+from promptfed.core.progress import bar
+from promptfed.papers.outcome import with_quality
+from promptfed.papers.timing import gpu_load, sitting
+from promptfed.runs import config
+from promptfed.runs.config import Recipe
+
+STOPPED = "Stopped; run the same command again to go on."
+TRACEBACK = "traceback.txt"  # in the folder of a run that a bug ended
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: what people call it, its recipe, and its folder."""
+
+    label: str
+    recipe: Recipe
+    folder: Path
+    twins: tuple[Path, ...] = ()  # runs that train the same and are tested otherwise
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of a job: its summary, or a sentence about the problem; neither if it was not run."""
+
+    summary: Mapping[str, Any] | None = None
+    problem: str = ""
+
+
+Keep = Callable[[Mapping[Path, Done]], None]
+
+
+def execute(
+    jobs: Mapping[str, list[Job]],
+    wanted: Sequence[str],
+    out: Path,
+    *,
+    merge: Sequence[Path] = (),
+    workers: int = 1,
+    keep: Keep | None = None,
+) -> dict[Path, Done]:
+    """Return what became of the jobs of all cells, whose folders lie in `out`.
+
+    Those of `wanted` cells are run unless they are finished there or in a folder to merge; others are looked up. What
+    is known so far is handed to `keep` before the first run, if some are finished already, and after every one.
+    """
+    done = {job.folder: Done(_found(job, out, merge)) for some in jobs.values() for job in some}
+    twins = _with_twins(jobs) if wanted else {}
+    left = [job for name in wanted for job in twins.get(name, []) if done[job.folder].summary is None]
+    for job in left:
+        refuse_foreign(job)
+    if not left:
+        return done
+    workers = min(workers, len(left))
+    sample = gpu_load if any(job.recipe.device != "cpu" for job in left) else None
+    if keep is not None and any(one.summary is not None for one in done.values()):
+        keep(done)
+    told = ""
+    with sitting(out, workers, sample) as count:
+        for job, result in _one_by_one(left) if workers < 2 else _side_by_side(left, workers):
+            done[job.folder] = result
+            if result.summary is not None:
+                count()
+            elif result.problem != told:  # what ends all that are left is told once
+                told = result.problem
+                sys.stderr.write(f"{job.label}: {told}\n")
+            if keep is not None:
+                keep(done)
+    return done
+
+
+# -- what need not be run -------------------------------------------------------------------------------------------
+
+
+def _with_twins(jobs: Mapping[str, list[Job]]) -> dict[str, list[Job]]:
+    """Tell every job which others train the same, so that only the first of them need be trained."""
+    trained: dict[str, list[Path]] = {}
+    for job in (job for some in jobs.values() for job in some):
+        trained.setdefault(config.training(job.recipe).hash, []).append(job.folder)
+    return {
+        name: [
+            replace(job, twins=tuple(one for one in trained[config.training(job.recipe).hash] if one != job.folder))
+            for job in some
+        ]
+        for name, some in jobs.items()
+    }
+
+
+def _found(job: Job, out: Path, merge: Sequence[Path]) -> Mapping[str, Any] | None:
+    """Return the summary of the job's run if it is finished in `out`, or else in one of the folders to merge."""
+    for place in (out, *merge):
+        summary = finished(replace(job, folder=place / job.folder.relative_to(out)))
+        if summary is not None:
+            return summary
+    return None
+
+
+def finished(job: Job) -> Mapping[str, Any] | None:
+    """Return the summary of the job's run if it is finished and of the same recipe."""
+    path = job.folder / "summary.json"
+    if not path.is_file():
+        return None
+    try:
+        summary: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        same = summary["recipe_hash"] == job.recipe.hash and summary["rounds"] == job.recipe.rounds
+    except (ValueError, KeyError, TypeError):
+        raise PromptFedError(f"{path} is damaged; remove its folder, or choose another --out.") from None
+    return with_quality(summary, job.folder) if same else None
+
+
+def refuse_foreign(job: Job) -> None:
+    """Refuse a folder that holds the run of another recipe, before anything runs; more rounds are welcome."""
+    path = job.folder / "recipe.toml"
+    if not path.is_file():
+        return
+    (stored,) = config.load(str(path))
+    here, there = config.flatten(stored), config.flatten(job.recipe)
+    odd = [key for key in here | there if here.get(key) != there.get(key) and key not in ("device", "rounds")]
+    if stored.hash != job.recipe.hash or stored.rounds > job.recipe.rounds:
+        key = odd[0] if stored.hash != job.recipe.hash and odd else "rounds"
+        raise PromptFedError(
+            f"{job.folder} was run with {key}={here.get(key)}, not {there.get(key)}; choose another --out."
+        )
+
+
+def _same_training(job: Job, twin: Path) -> bool:
+    """Say whether the folder holds a finished run of what the job would train, with its models."""
+    if not (twin / "summary.json").is_file() or not (twin / "checkpoint" / "state.json").is_file():
+        return False
+    (stored,) = config.load(str(twin / "recipe.toml"))
+    return stored.rounds == job.recipe.rounds and config.training(stored).hash == config.training(job.recipe).hash
+
+
+# -- running --------------------------------------------------------------------------------------------------------
+
+
+def work(job: Job) -> Done:
+    """Start or go on with one run; a failure becomes a sentence, so that the table goes on."""
+    import torch
+
+    from promptfed.runs import runner
+
+    (job.folder / TRACEBACK).unlink(missing_ok=True)
+    try:
+        if (job.folder / "recipe.toml").is_file():
+            return Done(runner.go_on(job.folder, job.recipe).summary)
+        if twin := next(filter(partial(_same_training, job), job.twins), None):
+            return Done(runner.read_again(twin, job.recipe, job.folder).summary)
+        return Done(runner.start(job.recipe, job.folder).summary)
+    except PromptFedError as error:
+        return Done(problem=str(error))
+    except OSError as error:
+        return Done(problem=f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}.")
+    except Exception as error:  # a bug in one method, or a full GPU, must not cost the rest of the table
+        sentence = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        if job.folder.is_dir():
+            (job.folder / TRACEBACK).write_text(traceback.format_exc(), encoding="utf-8")
+            sentence += f"; {job.folder / TRACEBACK} says where."
+        return Done(problem=sentence)
+    finally:
+        gc.collect()
+        torch.cuda.empty_cache()  # other workers share the GPU
+
+
+def _one_by_one(jobs: Sequence[Job]) -> Iterator[tuple[Job, Done]]:
+    """Run the jobs in this process. Each draws its own bar of rounds; a line before it says how far the table is."""
+    began = time.monotonic()
+    for number, job in enumerate(jobs):
+        if sys.stderr.isatty():
+            left = (time.monotonic() - began) / number * (len(jobs) - number) if number else None
+            sys.stderr.write(f"[{number + 1}/{len(jobs)}] {job.label}{_about(left)}\n")
+        yield job, work(job)
+
+
+def _about(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"; about {f'{hours} h ' if hours else ''}{minutes} min left" if hours or minutes else "; almost done"
+
+
+def _side_by_side(jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, Done]]:
+    """Run the jobs in `workers` processes that each take one after another, because one run leaves a GPU idle."""
+    context, others = multiprocessing.get_context("spawn"), set(multiprocessing.active_children())
+    left, running, waiting = {job.folder: job for job in jobs}, dict[Future[Done], Job](), list(jobs)
+    with (
+        bar("table", len(jobs)) as advance,
+        ProcessPoolExecutor(workers, context, _enter_worker, (workers,)) as processes,
+    ):
+        try:
+            while left:
+                # no job waits inside the pool, where Ctrl-C could not reach it
+                while len(running) < workers and (job := _next(waiting, running.values())):
+                    waiting.remove(job)
+                    running[processes.submit(_work_interruptibly, job)] = job
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    job, result = running.pop(future), future.result()
+                    if result.problem == STOPPED:  # Ctrl-C reached the worker; here it may still be on its way
+                        raise KeyboardInterrupt
+                    del left[job.folder]
+                    advance(1, job.label)
+                    yield job, result
+        except BrokenProcessPool:
+            sentence = "A worker process died, perhaps for want of memory; run the same command again to go on."
+            yield from ((job, Done(problem=sentence)) for job in left.values())
+        except KeyboardInterrupt:
+            for child in set(multiprocessing.active_children()) - others:
+                if child.pid is not None:
+                    os.kill(child.pid, signal.SIGINT)  # its run commits the finished rounds
+            raise
+
+
+def _next(waiting: Sequence[Job], running: Iterable[Job]) -> Job | None:
+    """Return the first job that none of the running ones trains for: once they are done it is only tested."""
+    busy = {job.folder for job in running}
+    return next((job for job in waiting if busy.isdisjoint(job.twins)), None)
+
+
+def _enter_worker(workers: int) -> None:
+    """Prepare a worker: its share of the cores, no bars of its own, and an end when the parent ends."""
+    import torch
+
+    torch.set_num_threads(max(1, torch.get_num_threads() // workers))
+    sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_leave_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _leave_with(sentinel: int) -> None:
+    """End this process at once when the parent is gone: nobody would collect its results."""
+    multiprocessing.connection.wait([sentinel])
+    os._exit(1)
+
+
+def _work_interruptibly(job: Job) -> Done:
+    """Let Ctrl-C stop a run in a worker, but never the worker itself."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return work(job)
+    except KeyboardInterrupt:
+        return Done(problem=STOPPED)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,309 @@
+"""What came out of a table's runs beside what the paper printed, in numbers: the content of table.json.
+
+All accuracies here are percents, as papers print them; a FID is what it is. Nothing here runs anything or imports
+torch.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any, NotRequired, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from promptfed.core.errors import PromptFedError
+from promptfed.results.folder.reader import per_domain
+from promptfed.results.report.measured import QUALITY
+from promptfed.runs.cells import Cell, Figure
+
+Values = NDArray[np.float64]
+FAR = 3.0  # points between ours and the paper's that are worth a line
+FEWEST = 3  # methods whose order says something
+
+
+class Traffic(TypedDict):
+    """What one client receives and sends in one round."""
+
+    down_floats: int
+    up_floats: int
+    down_bytes: float
+    up_bytes: float
+
+
+class Ours(TypedDict):
+    """The runs of one setting, one per seed; a seed without a result is under `problems`, with a sentence."""
+
+    mean: float | None
+    std: float | None  # over seeds, the sample's
+    weighted: NotRequired[float | None]  # every test image counts once, not every client
+    best_weighted: NotRequired[float | None]  # the same of the best round, as received; None if a seed lacks it
+    measured: NotRequired[str]  # in which features a FID was taken, and of how many pictures
+    per_client: list[float | None]
+    before: float | None
+    after: float | None
+    by_seed: dict[str, float | None]
+    recipe_hashes: dict[str, str]
+    traffic: Traffic | None
+    problems: dict[str, str]
+
+
+class Tried(TypedDict):
+    """One point of a row's grid and its mean accuracy on the validation images, or what was the problem."""
+
+    setting: dict[str, Any]
+    validation: float | None
+    problem: str
+
+
+class Tuned(TypedDict):
+    """The best of a row's grid, and its runs on the test images; nothing is best where no point has a result."""
+
+    setting: dict[str, Any]
+    grid: list[Tried]
+    ours: Ours
+    difference: float | None  # by the measure of the paper's figures
+
+
+class Paper(TypedDict):
+    """The paper's figures for the clients that we have too."""
+
+    mean: float
+    per_client: list[float]
+    traffic: float | None
+
+
+class Entry(TypedDict):
+    """One row in one column."""
+
+    column: str
+    row: str
+    title: str
+    ours: Ours
+    paper: Paper | None
+    difference: float | None  # of our mean, whatever the paper's figures measure
+    tuned: Tuned | None
+
+
+class Agreement(TypedDict):
+    """How far ours agree with the paper's in one column."""
+
+    column: str
+    methods: int
+    rank_correlation: dict[str, float | None]  # of the methods' order, by measure; None: too few methods, or all alike
+    far: list[str]  # rows that differ by more than three points
+    by: NotRequired[str]  # the measure of the paper's figures, which decides what is far
+
+
+class Sitting(TypedDict):
+    """What one command ran, in how much time."""
+
+    began: str
+    runs: int
+    workers: int
+    seconds: float
+    runs_per_hour: float
+    gpu_percent: float | None  # how busy the GPU was; None: there was none, or nobody could tell
+
+
+class Heading(TypedDict):
+    """One column: its clients have titles where the paper tells them apart."""
+
+    name: str
+    title: str
+    clients: list[str]
+
+
+class Outcome(TypedDict):
+    """The content of table.json."""
+
+    table: str
+    title: str
+    paper: str
+    seeds: list[int]
+    columns: list[Heading]
+    rows: list[Entry]
+    deviations: list[str]
+    notes: list[str]
+    measures: NotRequired[list[str]]
+    agreement: NotRequired[list[Agreement]]
+    sittings: NotRequired[list[Sitting]]
+    unfinished: NotRequired[int]  # runs that were still to be made when this was written
+
+
+# -- from summaries to numbers --------------------------------------------------------------------------------------
+
+
+def headline(summary: Mapping[str, Any], measure: str) -> Mapping[str, Any]:
+    """Return `mean` and `per_client` of a run by that measure; of the server's own model, per domain."""
+    if measure == "fid":
+        return {"mean": _global(summary).get("fid"), "per_client": []}
+    accuracy: Mapping[str, Any] = summary["accuracy"]
+    if measure == "mean":
+        return accuracy
+    found: Mapping[str, Any] = accuracy.get(measure) or {}
+    if measure == "trained":
+        return {"mean": found.get("mean"), "per_client": found.get("per_client", [])}
+    each = per_domain(found)
+    return {"mean": mean(each) if each else None, "per_client": each}
+
+
+def with_quality(summary: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+    """Return a run's summary with what `promptfed quality` measured after its last round, if it did."""
+    path = folder / QUALITY
+    if not path.is_file():
+        return summary
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {**summary, "quality": found} if found["round"] == summary["rounds"] else summary
+    except (ValueError, KeyError, TypeError):
+        raise PromptFedError(f"{path} is damaged; give promptfed quality {folder} again.") from None
+
+
+def _global(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what was measured of the server's word; nothing if it has none, or if nobody measured."""
+    words = summary.get("quality", {}).get("words", [])
+    return next((line for line in words if line["word"] == "global" and "client" not in line), {})
+
+
+def _measured_how(summary: Mapping[str, Any]) -> str:
+    word = _global(summary)
+    return f"{summary['quality']['features']}, {word['drawn']} pictures, {word['real']} images" if word else ""
+
+
+def pool(
+    summaries: Mapping[int, Mapping[str, Any]], problems: Mapping[int, str], per_round: int, measure: str = "mean"
+) -> Ours:
+    """Return the runs of one setting as one value; `summaries` and `problems` are by seed."""
+    found = [summaries[seed] for seed in sorted(summaries)]
+    accuracies = [summary["accuracy"] for summary in found]
+    scale = 1 if measure == "fid" else 100
+    means = {str(seed): _times(scale, headline(summaries[seed], measure)["mean"]) for seed in sorted(summaries)}
+    known = [value for value in means.values() if value is not None]
+    ours: Ours = {
+        "mean": _mean(list(means.values())),
+        "std": round(stdev(known), 4) if len(known) > 1 else None,
+        "weighted": _mean([_percent(accuracy.get("weighted")) for accuracy in accuracies]),
+        "best_weighted": _best_weighted(accuracies),
+        "per_client": _per_client(found, measure),
+        "before": _mean([_percent((accuracy["before"] or {}).get("mean")) for accuracy in accuracies]),
+        "after": _mean([_percent((accuracy["after"] or {}).get("mean")) for accuracy in accuracies]),
+        "by_seed": means,
+        "recipe_hashes": {str(seed): summaries[seed]["recipe_hash"] for seed in sorted(summaries)},
+        "traffic": _traffic(found[0], per_round) if found else None,
+        "problems": {str(seed): problems[seed] for seed in sorted(problems)},
+    }
+    if measure == "fid":
+        ours["measured"] = "; ".join(dict.fromkeys(filter(None, map(_measured_how, found))))
+    return ours
+
+
+def paper_of(cell: Cell, clients: int) -> Paper | None:
+    """Return the paper's figures; where we have only the first of its clients, its mean is taken over those."""
+    figure: Figure | None = cell.figure
+    if figure is None:
+        return None
+    ours = list(figure.clients[:clients])
+    shortened = bool(ours) and len(ours) < len(figure.clients)
+    return {
+        "mean": round(mean(ours), 2) if shortened else figure.mean,
+        "per_client": ours,
+        "traffic": cell.row.traffic,
+    }
+
+
+def papers_measure(measures: Sequence[str]) -> str:
+    """Return the measure of the paper's figures: a table shows `weighted` because its paper counts images."""
+    return "weighted" if "weighted" in measures else measures[0]
+
+
+def difference(ours: Ours, paper: Paper | None, measure: str = "mean") -> float | None:
+    """Return ours minus the paper's, in points."""
+    value = _measured(ours, measure)
+    return None if paper is None or value is None else round(value - paper["mean"], 2)
+
+
+def agreement(rows: Sequence[Entry], measures: Sequence[str]) -> list[Agreement]:
+    """Compare ours with the paper's column by column: the order of the methods, and which are far from the paper's.
+
+    What the paper's figures measure decides, and comes first. Rows without either are left out.
+    """
+    found: list[Agreement] = []
+    theirs = papers_measure(measures)
+    for column in dict.fromkeys(entry["column"] for entry in rows):
+        both = [(entry, entry["paper"]["mean"]) for entry in rows if entry["column"] == column and entry["paper"]]
+        both = [(entry, printed) for entry, printed in both if _measured(entry["ours"], theirs) is not None]
+        if not both:
+            continue
+        printed = [value for _, value in both]
+        correlations = {
+            name: rank_correlation([_measured(entry["ours"], name) for entry, _ in both], printed)
+            for name in dict.fromkeys([theirs, *measures])
+        }
+        far = [entry["row"] for entry, _ in both if abs(difference(entry["ours"], entry["paper"], theirs) or 0.0) > FAR]
+        found.append(
+            {"column": column, "methods": len(both), "rank_correlation": correlations, "far": far, "by": theirs}
+        )
+    return found
+
+
+def rank_correlation(ours: Sequence[float | None], theirs: Sequence[float]) -> float | None:
+    """Return Spearman's correlation: 1 for the same order, −1 for the opposite; equal values share a rank."""
+    pairs = [(one, other) for one, other in zip(ours, theirs, strict=True) if one is not None]
+    if len(pairs) < FEWEST:
+        return None
+    first, second = (_ranks(np.array(side)) for side in zip(*pairs, strict=True))
+    first, second = first - first.mean(), second - second.mean()
+    length = math.sqrt(float(first @ first) * float(second @ second))
+    return round(float(first @ second) / length, 4) if length else None
+
+
+def _ranks(values: Values) -> Values:
+    """Return each value's rank from 0, equal ones at their mean rank."""
+    below = (values[:, None] > values).sum(1)
+    ranks: Values = below + ((values[:, None] == values).sum(1) - 1) / 2
+    return ranks
+
+
+def _measured(ours: Ours, measure: str) -> float | None:
+    """Return one of our numbers; the mean is that of the table's own headline."""
+    return ours.get("weighted") if measure == "weighted" else ours["mean"]
+
+
+def _best_weighted(accuracies: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the best rounds' mean over all seeds: older runs have none, and some seeds are not all."""
+    found = [_percent(accuracy.get("best_weighted")) for accuracy in accuracies]
+    return None if None in found else _mean(found)
+
+
+def _percent(fraction: float | None) -> float | None:
+    return _times(100, fraction)
+
+
+def _times(scale: int, value: float | None) -> float | None:
+    return None if value is None or math.isnan(value) else round(scale * value, 4)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(mean(known), 4) if known else None
+
+
+def _per_client(found: Sequence[Mapping[str, Any]], measure: str) -> list[float | None]:
+    """Average every client or domain over the seeds, unless a seed's partition makes client 0 somebody else."""
+    if measure != "deployed" and len({summary["partition_hash"] for summary in found}) > 1:
+        return []
+    runs = [headline(summary, measure)["per_client"] for summary in found]
+    return [_mean([_percent(value) for value in client]) for client in zip(*runs, strict=True)]
+
+
+def _traffic(summary: Mapping[str, Any], per_round: int) -> Traffic:
+    sent, contacts = summary["traffic"], summary["rounds"] * per_round
+    return {
+        "down_floats": sent["down_floats"],
+        "up_floats": sent["up_floats"],
+        "down_bytes": round(sent["down_bytes"] / contacts, 1),
+        "up_bytes": round(sent["up_bytes"] / contacts, 1),
+    }

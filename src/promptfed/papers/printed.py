@@ -1,0 +1,99 @@
+"""Which cell of a paper's table a run is, and so what the paper printed for it."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from promptfed.core.errors import PromptFedError
+from promptfed.papers.outcome import paper_of, papers_measure
+from promptfed.papers.reproduce import OUR_OWN, deviations, find_table, told_apart
+from promptfed.papers.sheet import recipe_of
+from promptfed.results.report import Paper, Place, RunFolder
+from promptfed.runs import config, registry
+from promptfed.runs.cells import PaperTable
+from promptfed.runs.config import Recipe
+
+# a run that differs in one of these, or in its partition, is another method or stands in another column
+SAME = ("method.name", "data.name", "backbone.name")
+SHOWN = {"mean": "mean", "weighted": "weighted", "deployed": "domains"}  # a table's measure as `compare` calls it
+
+Flat = Mapping[str, Any]
+
+
+def measure_of(table: PaperTable) -> str:
+    """Return the measure of the table's figures by its name in `compare`."""
+    found = papers_measure(table.measures)
+    if found not in SHOWN:
+        raise PromptFedError(
+            f"The figures of {table.name} are of measure {found}, which compare has not; promptfed reproduce shows it."
+        )
+    return SHOWN[found]
+
+
+def paper_for(table: PaperTable, runs: Sequence[RunFolder]) -> tuple[Paper, list[str]]:
+    """Return where the runs stand in the table, and in what they were run otherwise than the paper did.
+
+    A run is the cell of its method, data set, partition and backbone that it is most like in all else by which the
+    table tells its cells apart. What is no cell, such as a method of one's own, has no place.
+    """
+    recipes = {run.path: recipe for run in runs if (recipe := _recipe(run)) is not None}
+    names = _names(table, recipes)
+    if not names:
+        raise PromptFedError(_nothing(table, recipes))
+    cells = table.cells()
+    places = {}
+    for path, name in names.items():
+        printed = paper_of(cells[name], told_apart(table, cells[name], recipes[path]))
+        places[path] = Place(cells[name].row.title, cells[name].column.title, printed and printed["mean"])
+    titles = tuple(row.title for row in table.rows), tuple(column.title for column in table.columns)
+    return Paper(*titles, places), _deviations(table, names, recipes)
+
+
+def _recipe(run: RunFolder) -> Recipe | None:
+    """Return a run's recipe; one that is not understood, such as of a method from elsewhere, is in no table."""
+    with suppress(PromptFedError):
+        return config.resolve(run.recipe)
+    return None
+
+
+def _names(table: PaperTable, recipes: Mapping[Path, Recipe]) -> dict[Path, str]:
+    """Return the cell that every run is, if it is one."""
+    cells = {name: config.flatten(recipe_of(cell, [])) for name, cell in table.cells().items()}
+    keys = {key for cell in cells.values() for key in cell if key not in OUR_OWN | {"rounds"}}
+    telling = [key for key in keys if len({repr(cell.get(key)) for cell in cells.values()}) > 1]
+    found = {path: _nearest(config.flatten(recipe), cells, telling) for path, recipe in recipes.items()}
+    return {path: name for path, name in found.items() if name}
+
+
+def _nearest(run: Flat, cells: Mapping[str, Flat], telling: Sequence[str]) -> str:
+    """Return the cell that a run is most like, unless several are equally near."""
+    apart = {
+        name: sum(run.get(key) != cell.get(key) for key in telling)
+        for name, cell in cells.items()
+        if _setting(run) == _setting(cell)
+    }
+    near = [name for name, count in apart.items() if count == min(apart.values())]
+    return near[0] if len(near) == 1 else ""
+
+
+def _setting(recipe: Flat) -> dict[str, Any]:
+    return {key: value for key, value in recipe.items() if key in SAME or key.startswith("partition.")}
+
+
+def _deviations(table: PaperTable, names: Mapping[Path, str], recipes: Mapping[Path, Recipe]) -> list[str]:
+    """Return what was run otherwise than the paper did, every sentence once; a cell may have several kinds of runs."""
+    kinds: list[dict[str, Recipe]] = []
+    for path, name in names.items():
+        first = next((kind for kind in kinds if name not in kind), None)
+        if first is None:
+            kinds.append(first := {})
+        first[name] = recipes[path]
+    return list(dict.fromkeys(line for kind in kinds for line in deviations(table, kind)))
+
+
+def _nothing(table: PaperTable, recipes: Mapping[Path, Recipe]) -> str:
+    """Say that no run stands in the table, and in which shipped one some do."""
+    other = next((name for name in registry.tables() if _names(find_table(name), recipes)), None)
+    hint = f'did you mean "{other}"?' if other else f"its methods: {', '.join(row.title for row in table.rows)}."
+    return f"None of these runs is a cell of {table.name}; {hint}"

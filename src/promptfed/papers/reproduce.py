@@ -1,0 +1,266 @@
+"""Run a paper's whole table: every cell with every seed in a run folder of its own, and ours beside the paper's.
+
+    OUT/CELL/seed0/                          the paper's setting
+    OUT/tune/CELL/method.lr=0.05/            the grid, seed 0, on validation images        (only with tune)
+    OUT/tuned/CELL/method.lr=0.05/seed0/     the best of the grid, where it is another one (only with tune)
+    OUT/table.md  OUT/table.json  OUT/sittings.jsonl
+
+Finished runs are not run again and stopped ones go on, so a killed table goes on when the same command is given again.
+The table's files are written anew after every run.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from promptfed.core.errors import PromptFedError, choice
+from promptfed.papers.jobs import Done, Job, Keep, execute
+from promptfed.papers.outcome import (
+    Entry,
+    Ours,
+    Outcome,
+    Sitting,
+    Tried,
+    Tuned,
+    agreement,
+    difference,
+    headline,
+    paper_of,
+    papers_measure,
+    pool,
+)
+from promptfed.papers.sheet import Plan, Setting, Sheet, folder_of, job_of, plan_sheet, recipe_of, words_of
+from promptfed.papers.tables import write_table
+from promptfed.papers.timing import read_sittings
+from promptfed.runs import config, registry
+from promptfed.runs.cells import SUFFIX, Cell, PaperTable, read_cells
+from promptfed.runs.config import Recipe
+
+# how a run is simulated, how often it is looked at and where: nothing of this changes what the paper did
+OUR_OWN = {"seed", "device", "checkpoint_seconds", "evaluate.every", "evaluate.personal", "evaluate.after"}
+
+
+def find_table(source: str) -> PaperTable:
+    """Return a shipped table by name, or the one in a .table.toml file."""
+    shipped = registry.tables()
+    if source in shipped:
+        return read_cells(shipped[source], source)
+    if source.endswith(SUFFIX):
+        return read_cells(Path(source), Path(source).name.removesuffix(SUFFIX))
+    raise choice("table", source, shipped)
+
+
+def reproduce(table: PaperTable, plan: Plan) -> Outcome:
+    """Run what is left of the table, write table.md and table.json, and return the latter's content.
+
+    Both are written anew after every run, so that what is finished can be read at any time, however the rest ends.
+    """
+    sheet = plan_sheet(table, plan)
+    _sittings(plan)  # a damaged file is told before anything runs
+    first = {name: sheet.jobs[name] + [job for _, job in sheet.trials[name]] for name in sheet.cells}
+
+    def keep(now: Mapping[Path, Done]) -> None:
+        with suppress(OSError, PromptFedError):  # no disk, or a damaged run: at the end it is told, and costs no other
+            known = _execute(_again(sheet, now), (), plan) | dict(now)
+            write_table(plan.out, _outcome(sheet, known))
+
+    done = _execute(first, sheet.wanted, plan, keep)
+    # the paper's own setting, where it is the best of its grid, was run already
+    others = {name: jobs for name, jobs in _again(sheet, done).items() if jobs is not sheet.jobs[name]}
+    done |= _execute(others, sheet.wanted, plan, lambda now: keep(done | dict(now)))
+    outcome = _outcome(sheet, done)
+    write_table(plan.out, outcome)
+    return outcome
+
+
+# -- the best of a grid -----------------------------------------------------------------------------------------------
+
+
+def _best(grid: Sequence[tuple[Setting, Job]], done: Mapping[Path, Done], measure: str) -> Setting | None:
+    """Return the point with the best mean validation accuracy; of equals, the first, which has the smaller rate."""
+    scored = [(score, setting) for setting, job in grid if (score := _score(done[job.folder], measure)) is not None]
+    return max(scored, key=lambda one: one[0])[1] if scored else None
+
+
+def _score(done: Done, measure: str) -> float | None:
+    value = headline(done.summary, measure)["mean"] if done.summary else None
+    return float(value) if value is not None and value == value else None
+
+
+def _tried(setting: Setting, done: Done, measure: str) -> Tried:
+    score = _score(done, measure)
+    return {
+        "setting": setting,
+        "validation": None if score is None else round(100 * score, 4),
+        "problem": done.problem,
+    }
+
+
+def _bests(sheet: Sheet, done: Mapping[Path, Done]) -> dict[str, Setting]:
+    """Return the best point of every grid; there is none yet while a grid that is to be run is not through."""
+    found = {}
+    for name, grid in sheet.trials.items():
+        through = name not in sheet.wanted or all(_ended(done[job.folder]) for _, job in grid)
+        if through and (setting := _best(grid, done, sheet.measure)) is not None:
+            found[name] = setting
+    return found
+
+
+def _ended(done: Done) -> bool:
+    return done.summary is not None or bool(done.problem)
+
+
+def _again(sheet: Sheet, done: Mapping[Path, Done]) -> dict[str, list[Job]]:
+    """Return the runs of every grid's best with all seeds; where it is the paper's setting, those runs serve again."""
+    found = {}
+    for name, setting in _bests(sheet, done).items():
+        key = name, folder_of(setting)
+        if key not in sheet.bests:
+            recipe = recipe_of(sheet.cells[name], [*sheet.plan.overrides, *words_of(setting)])
+            folder = sheet.plan.out / "tuned" / name / folder_of(setting)
+            again = [job_of(folder, f"{name} {folder_of(setting)}", recipe, seed) for seed in sheet.plan.seeds]
+            sheet.bests[key] = sheet.jobs[name] if recipe == sheet.settings[name] else again
+        found[name] = sheet.bests[key]
+    return found
+
+
+def _execute(
+    jobs: Mapping[str, list[Job]], wanted: Sequence[str], plan: Plan, keep: Keep | None = None
+) -> dict[Path, Done]:
+    return execute(jobs, wanted, plan.out, merge=plan.merge, workers=plan.workers, keep=keep)
+
+
+# -- what came out --------------------------------------------------------------------------------------------------
+
+
+def _pooled(jobs: Sequence[Job], done: Mapping[Path, Done], measure: str) -> Ours:
+    """Return the runs of one setting, which differ in their seed alone."""
+    results = {job.recipe.seed: done[job.folder] for job in jobs}
+    summaries = {seed: one.summary for seed, one in results.items() if one.summary is not None}
+    problems = {seed: one.problem for seed, one in results.items() if one.problem}
+    recipe = jobs[0].recipe
+    return pool(summaries, problems, recipe.per_round or recipe.clients - recipe.newcomers, measure)
+
+
+def told_apart(table: PaperTable, cell: Cell, recipe: Recipe) -> int:
+    """Return how many of the paper's figures we have beside the mean: our clients, or all domains."""
+    return len(cell.column.clients) if table.measures[0] == "deployed" else recipe.clients
+
+
+def _entry(sheet: Sheet, name: str, done: Mapping[Path, Done], best: Setting, again: Sequence[Job]) -> Entry:
+    """Return one cell: ours under the paper's setting, and under the best of its grid where one was tried."""
+    cell, grid = sheet.cells[name], sheet.trials[name]
+    ours = _pooled(sheet.jobs[name], done, sheet.measure)
+    paper = paper_of(cell, told_apart(sheet.table, cell, sheet.settings[name]))
+    tuned: Tuned | None = None
+    if grid:
+        runs = _pooled(again, done, sheet.measure) if again else pool({}, {}, 1)
+        tuned = {
+            "setting": best,
+            "grid": [_tried(setting, done[job.folder], sheet.measure) for setting, job in grid],
+            "ours": runs,
+            "difference": difference(runs, paper, papers_measure(sheet.table.measures)),
+        }
+    return {
+        "column": cell.column.name,
+        "row": cell.row.name,
+        "title": cell.row.title,
+        "ours": ours,
+        "paper": paper,
+        "difference": difference(ours, paper),
+        "tuned": tuned,
+    }
+
+
+def _outcome(sheet: Sheet, done: Mapping[Path, Done]) -> Outcome:
+    """Return the table as far as its runs have come."""
+    table, bests, again = sheet.table, _bests(sheet, done), _again(sheet, done)
+    all_of_it = {name: _entry(sheet, name, done, bests.get(name, {}), again.get(name, [])) for name in sheet.cells}
+    entries = {
+        name: entry for name, entry in all_of_it.items() if name in sheet.wanted or entry["ours"]["mean"] is not None
+    }
+    columns = [one for one in table.columns if one.name in {entry["column"] for entry in entries.values()}]
+    rows = list(entries.values())
+    sheet.changes.update(_changes(table, {name: sheet.settings[name] for name in entries if name not in sheet.changes}))
+    outcome: Outcome = {
+        "table": table.name,
+        "title": table.title,
+        "paper": table.paper,
+        "seeds": list(sheet.plan.seeds),
+        "columns": [{"name": one.name, "title": one.title, "clients": list(one.clients)} for one in columns],
+        "rows": rows,
+        "deviations": [*_listed(table, {name: sheet.changes[name] for name in entries}), *table.deviations],
+        "notes": list(table.notes),
+        "measures": list(table.measures),
+        "agreement": agreement(rows, table.measures),
+        "sittings": _sittings(sheet.plan),
+    }
+    asked = {
+        job.folder
+        for name in sheet.wanted
+        for job in (*sheet.jobs[name], *(job for _, job in sheet.trials[name]), *again.get(name, []))
+    }
+    if left := sum(not _ended(done[folder]) for folder in asked):
+        outcome["unfinished"] = left
+    return outcome
+
+
+def _sittings(plan: Plan) -> list[Sitting]:
+    return read_sittings([plan.out, *plan.merge])
+
+
+def deviations(table: PaperTable, settings: Mapping[str, Recipe]) -> list[str]:
+    """Return a line for every key in which a cell is run otherwise than the paper did: `key`: paper's → ours."""
+    return _listed(table, _changes(table, settings))
+
+
+def _changes(table: PaperTable, settings: Mapping[str, Recipe]) -> dict[str, list[str]]:
+    """Return what every cell does otherwise than the paper did."""
+    found: dict[str, list[str]] = {}
+    cells = table.cells()
+    for name, recipe in settings.items():
+        theirs, ours = config.flatten(recipe_of(cells[name], words_of(table.theirs))), config.flatten(recipe)
+        found[name] = [
+            f"`{key}`: {_value(theirs.get(key))} → {_value(ours.get(key))}"
+            for key in theirs | ours
+            if key not in OUR_OWN and not key.startswith("fleet.") and theirs.get(key) != ours.get(key)
+        ]
+        titles = cells[name].column.clients
+        if cells[name].figure and (have := told_apart(table, cells[name], recipe)) < len(titles):
+            some = f"over our clients {', '.join(titles[:have])} instead of {', '.join(titles)}"
+            found[name].append(f"The paper's mean is taken {some}")
+    return found
+
+
+def _listed(table: PaperTable, changes: Mapping[str, list[str]]) -> list[str]:
+    """Write every change once, with the cells that it is about."""
+    found: dict[str, list[str]] = {}
+    for name, lines in changes.items():
+        for line in lines:
+            found.setdefault(line, []).append(name)
+    cells = table.cells()
+    # those that stand in the paper; where the paper prints no numbers, all
+    all_of_it = {name for name in changes if cells[name].figure} or set(changes)
+    return [f"{line}{'' if set(names) >= all_of_it else _where(names)}." for line, names in found.items()]
+
+
+def _where(names: Sequence[str]) -> str:
+    """Say which cells a deviation is about."""
+    more = f" and {len(names) - 4} more" if len(names) > 5 else ""
+    return f" ({', '.join(names[:4] if more else names)}{more})"
+
+
+def _value(value: object) -> str:
+    """Write a value; of a path only the end, which is what a reader can recognise."""
+    if value is None:
+        return "none"
+    kind, colon, path = str(value).rpartition(":")
+    return f"{kind}{colon}{Path(path).name if Path(path).is_absolute() else path}"
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Read "0,1,2"."""
+    try:
+        return tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise PromptFedError(f'--seeds takes whole numbers such as 0,1,2, not "{text}".') from None

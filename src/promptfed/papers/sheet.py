@@ -1,0 +1,156 @@
+"""What is to be run of a paper's table: its cells in their order, each with its recipe, its runs and its grid."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from promptfed.core.errors import PromptFedError, choice
+from promptfed.papers.jobs import Job
+from promptfed.runs import config, nested
+from promptfed.runs.cells import Cell, PaperTable
+from promptfed.runs.config import Recipe
+
+Setting = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do with a table: overrides of all its recipes, seeds, which rows and columns in which order, and how.
+
+    Without rows or columns all are run, as the table has them.
+    """
+
+    out: Path
+    overrides: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = (0,)
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    workers: int = 1
+    tune: bool = False
+    merge: tuple[Path, ...] = ()  # other `out` folders of the same table: what is finished there is not run again
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """What a plan makes of a table before anything runs: every cell that it shows, with its recipe and its runs."""
+
+    table: PaperTable
+    plan: Plan
+    wanted: Sequence[str]  # the cells to run, in this order; others are shown as far as they are finished
+    cells: Mapping[str, Cell]
+    settings: Mapping[str, Recipe]
+    jobs: Mapping[str, list[Job]]
+    trials: Mapping[str, list[tuple[Setting, Job]]]
+    # worked out when they are first asked for, since a table is written many times
+    changes: dict[str, list[str]] = field(default_factory=dict)  # what a cell does otherwise than the paper did
+    bests: dict[tuple[str, str], list[Job]] = field(default_factory=dict)  # of the grids, by cell and setting
+
+    @property
+    def measure(self) -> str:
+        """Return what the table's headline measures."""
+        return self.table.measures[0]
+
+
+def plan_sheet(table: PaperTable, plan: Plan) -> Sheet:
+    """Return what a plan makes of a table; a plan that cannot be followed is refused."""
+    wanted = _selected(table, plan)
+    _check_plan(plan)
+    cells = {name: cell for name, cell in table.cells().items() if name in wanted or _fits(cell, plan.overrides)}
+    settings = {name: recipe_of(cell, plan.overrides) for name, cell in cells.items()}
+    jobs = {
+        name: [job_of(plan.out / name, name, recipe, seed) for seed in plan.seeds] for name, recipe in settings.items()
+    }
+    trials = {name: _trials(plan, cell) if plan.tune else [] for name, cell in cells.items()}
+    return Sheet(table, plan, wanted, cells, settings, jobs, trials)
+
+
+def _selected(table: PaperTable, plan: Plan) -> list[str]:
+    """Return the names of the cells in the rows and columns asked for, row by row if rows were named."""
+    for what, asked, known in (("row", plan.rows, table.rows), ("column", plan.columns, table.columns)):
+        for name in asked:
+            if name not in (names := [one.name for one in known]):
+                raise choice(what, name, names, table.name)
+    found = {
+        name: cell
+        for name, cell in table.cells().items()
+        if cell.row.name in (plan.rows or (cell.row.name,))
+        and cell.column.name in (plan.columns or (cell.column.name,))
+    }
+    return sorted(found, key=lambda name: _place(found[name], plan))
+
+
+def _place(cell: Cell, plan: Plan) -> tuple[int, int]:
+    """Return where a cell stands in the order of the rows and columns that were named."""
+    row = plan.rows.index(cell.row.name) if plan.rows else 0
+    return row, plan.columns.index(cell.column.name) if plan.columns else 0
+
+
+def _check_plan(plan: Plan) -> None:
+    if not plan.seeds or len(set(plan.seeds)) != len(plan.seeds) or min(plan.seeds) < 0:
+        raise PromptFedError(f"Seeds are different whole numbers from 0, not {','.join(map(str, plan.seeds))!r}.")
+    if plan.workers < 1:
+        raise PromptFedError(f"A table needs at least 1 worker, not {plan.workers}.")
+    for folder in plan.merge:
+        if not folder.is_dir():
+            raise PromptFedError(f"There is no folder {folder} to merge.")
+    for key in (override.partition("=")[0].strip() for override in plan.overrides):
+        if key == "seed":
+            raise PromptFedError("A table's seeds are given by --seeds 0,1,2, not by seed=….")
+        if key == "evaluate.split":
+            raise PromptFedError("A table is evaluated on test images; --tune uses the validation images by itself.")
+
+
+def recipe_of(cell: Cell, words: Sequence[str]) -> Recipe:
+    """Return the recipe of a cell after overrides."""
+    place = _called(cell, words)
+    try:
+        found = config.expand(cell.recipe, words, place)
+    except PromptFedError as error:  # of many recipes, say in which one
+        raise PromptFedError(str(error).replace(" in the recipe", f" in {place}", 1)) from None
+    if len(found) != 1:
+        raise PromptFedError(f'Cell "{cell.name}" would be a sweep of {len(found)} runs; give every key one value.')
+    return found[0]
+
+
+def _called(cell: Cell, words: Sequence[str]) -> str:
+    """Say which cell it is, and of which method, since a key may be known to one and not to another."""
+    given = dict(word.partition("=")[::2] for word in words)
+    method = given.get("method.name", cell.recipe.get("method", {}).get("name", Recipe().method["name"]))
+    return f"cell {cell.row.name} of {cell.column.name} (method {method})"
+
+
+def _fits(cell: Cell, words: Sequence[str]) -> bool:
+    """Say whether a cell that is not asked for understands the overrides; if so, what it finished before is shown."""
+    try:
+        recipe_of(cell, words)
+    except PromptFedError:
+        return False
+    return True
+
+
+def words_of(setting: Setting) -> list[str]:
+    """Return the overrides that a setting is."""
+    return [f"{key}={nested.literal(value)}" for key, value in setting.items()]
+
+
+def job_of(folder: Path, label: str, recipe: Recipe, seed: int) -> Job:
+    """Return the run of one seed."""
+    return Job(f"{label}, seed {seed}", replace(recipe, seed=seed), folder / f"seed{seed}")
+
+
+def _trials(plan: Plan, cell: Cell) -> list[tuple[Setting, Job]]:
+    """Return the row's grid in ascending order, each point with its run on the validation images."""
+    found = []
+    for values in product(*(sorted(tried) for tried in cell.row.tune.values())) if cell.row.tune else ():
+        setting = dict(zip(cell.row.tune, values, strict=True))
+        recipe = recipe_of(cell, [*plan.overrides, *words_of(setting), "evaluate.split=val"])
+        folder = plan.out / "tune" / cell.name / folder_of(setting)
+        found.append((setting, Job(f"{cell.name}, {folder_of(setting)}", replace(recipe, seed=0), folder)))
+    return found
+
+
+def folder_of(setting: Setting) -> str:
+    """Return the name of the folder that a setting is run in."""
+    return ",".join(f"{key}={value}" for key, value in setting.items()).replace("/", "_")

@@ -1,0 +1,329 @@
+"""A table as people read it: table.md, LaTeX, CSV and the terminal's tables, laid out from the numbers in table.json.
+
+Nothing here runs anything or imports torch.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from promptfed.core.errors import PromptFedError
+from promptfed.core.files import write_json, write_text
+from promptfed.papers.outcome import (
+    FAR,
+    Agreement,
+    Entry,
+    Heading,
+    Ours,
+    Outcome,
+    Sitting,
+    Traffic,
+    difference,
+    papers_measure,
+)
+from promptfed.results.report.tables import Cell as Shown
+from promptfed.results.report.tables import Column, Table, human_bytes
+
+DIVERGED = "diverged"
+NONE = "–"  # where there is no number
+LEGENDS = {
+    "mean": "mean accuracy of the clients in percent, ± std over seeds",
+    "deployed": "accuracy of the server's own model in percent, the mean over domains, ± std over seeds",
+    "trained": "mean accuracy of the clients' models before the last aggregation in percent, ± std over seeds",
+    "fid": "FID of the server's word, the lower the better, ± std over seeds; – until promptfed quality measures it",
+}
+
+
+# -- files ----------------------------------------------------------------------------------------------------------
+
+
+def write_table(folder: Path, outcome: Outcome) -> None:
+    """Write table.json and table.md."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "table.json", outcome)
+    write_text(folder / "table.md", to_markdown(outcome))
+
+
+def read_table(folder: Path) -> Outcome:
+    """Return the content of table.json in `folder`; `to_markdown` writes it as table.md has it."""
+    path = folder / "table.json"
+    try:
+        content: Outcome = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PromptFedError(f"There is no table in {folder}: {path.name}: {error.strerror}.") from error
+    except ValueError as error:
+        raise PromptFedError(f"{path} is no valid JSON: {error}.") from error
+    if not isinstance(content, dict) or not Outcome.__required_keys__ <= set(content):
+        raise PromptFedError(f"{path} is no table.json of promptfed reproduce.")
+    return content
+
+
+# -- showing --------------------------------------------------------------------------------------------------------
+
+
+def to_markdown(outcome: Outcome) -> str:
+    """Write the tables, failures, deviations and notes as Markdown."""
+    seeds = f"Seed{'s' if len(outcome['seeds']) > 1 else ''} {', '.join(map(str, outcome['seeds']))}."
+    blocks = [f"# {outcome['title']}", " ".join(filter(None, [outcome["paper"], seeds]))]
+    several = len(outcome["columns"]) > 1
+    for title, table in views(outcome):
+        blocks += [f"## {title}"] if several else []
+        blocks.append(table.to_markdown().rstrip())
+    for title, sentences in remarks(outcome).items():
+        blocks += [f"## {title}", "\n".join(f"- {sentence}" for sentence in sentences)]
+    return "\n\n".join(blocks) + "\n"
+
+
+def to_latex(outcome: Outcome) -> str:
+    """Write the tables alone for LaTeX, one below the other, each after a comment with its title."""
+    several = len(outcome["columns"]) > 1
+    blocks = []
+    for title, table in views(outcome):
+        comment = f"% {outcome['title']}{f' – {title}' if several else ''}"
+        blocks.append(f"{comment}\n{table.to_latex()}")
+    return "\n".join(blocks).replace("−", "$-$")  # a sign that LaTeX does not know by itself
+
+
+def to_csv(outcome: Outcome) -> str:
+    """Write all tables as one sheet of plain numbers; the first field says which column of the paper's a line is from.
+
+    What a column of the paper's lacks, such as the clients of another one, is empty.
+    """
+    sheets = views(outcome)
+    columns = {column.title: column for _, table in sheets for column in table.columns}
+    rows = []
+    for title, table in sheets:
+        for row in table.rows:
+            cells = {column.title: cell for column, cell in zip(table.columns, row, strict=True)}
+            empty = {name: Shown("", ("",) * len(column.fields)) for name, column in columns.items()}
+            rows.append((_text(title), *(empty | cells).values()))
+    return Table((Column("column", "", ("column",), False), *columns.values()), tuple(rows)).to_csv()
+
+
+def remarks(outcome: Outcome) -> dict[str, list[str]]:
+    """Return the sentences under the tables by their heading; empty headings are left out."""
+    groups = {
+        "Unfinished": _unfinished(outcome),
+        "Failures": failures(outcome),
+        "Order of the methods": orders(outcome),
+        f"More than {FAR:g} points from the paper": differences(outcome),
+        "Deviations": outcome["deviations"],
+        "Notes": outcome["notes"],
+        "Time": [_took(one) for one in outcome.get("sittings", [])],
+    }
+    return {title: sentences for title, sentences in groups.items() if sentences}
+
+
+def orders(outcome: Outcome) -> list[str]:
+    """Return a sentence per column about the order of its methods, ours against the paper's."""
+    titles, found = {column["name"]: column["title"] for column in outcome["columns"]}, []
+    for one in outcome.get("agreement", []):
+        known = [(name, value) for name, value in one["rank_correlation"].items() if value is not None]
+        if known:
+            several = len(one["rank_correlation"]) > 1
+            values = "; ".join(f"{value:.2f}{_by(name, one) if several else ''}" for name, value in known)
+            place = f" in {titles[one['column']]}" if len(titles) > 1 else ""
+            found.append(f"Rank correlation with the paper's order of {one['methods']} methods{place}: {values}.")
+    return found
+
+
+def _by(measure: str, agreement: Agreement) -> str:
+    """Say which of several measures a number is by, and whether it is that of the paper's figures."""
+    return f" by {measure}{', which is what the paper prints' if measure == agreement.get('by') else ''}"
+
+
+def differences(outcome: Outcome) -> list[str]:
+    """Return a line for every cell that is more than three points from the paper's, by the paper's own measure."""
+    far = {(one["column"], row): one.get("by") for one in outcome.get("agreement", []) for row in one["far"]}
+    found = []
+    for entry in outcome["rows"]:
+        if entry["paper"] and (key := (entry["column"], entry["row"])) in far:
+            place = entry["title"] if len(outcome["columns"]) == 1 else f"{entry['title']} ({entry['column']})"
+            ours, paper, more = _two(entry["ours"]["mean"]), _two(entry["paper"]["mean"]), ""
+            apart = _signed(entry["difference"])
+            if far[key] == "weighted":
+                more = f"; the mean over clients is {ours} ({apart})"
+                ours = f"weighted {_two(entry['ours'].get('weighted'))}"
+                apart = _signed(difference(entry["ours"], entry["paper"], "weighted"))
+            found.append(f"{place}: {ours}, the paper's is {paper} ({apart}){more}.")
+    return found
+
+
+def _unfinished(outcome: Outcome) -> list[str]:
+    count = outcome.get("unfinished", 0)
+    runs = f"{count} run{' is' if count == 1 else 's are'}"
+    return [f"{runs} still to be made; till then a cell may be empty or have fewer seeds."] if count else []
+
+
+def _took(one: Sitting) -> str:
+    """Write how much was run in how much time."""
+    hours, minutes = divmod(round(one["seconds"] / 60), 60)
+    time = f"{hours} h {minutes} min" if hours else f"{minutes} min" if minutes else f"{one['seconds']:.0f} s"
+    side = f", {one['workers']} side by side" if one["workers"] > 1 else ""
+    busy = "" if one["gpu_percent"] is None else f"; the GPU was busy {one['gpu_percent']:.0f} % of the time"
+    runs = f"{one['runs']} run{'' if one['runs'] == 1 else 's'}"
+    return f"{runs} in {time}{side}: {one['runs_per_hour']:.0f} an hour{busy}."
+
+
+def failures(outcome: Outcome) -> list[str]:
+    """Return a sentence for every run that gave no result; that some points of a grid diverge is no failure."""
+    found = []
+    for entry in outcome["rows"]:
+        place = entry["title"] if len(outcome["columns"]) == 1 else f"{entry['title']} ({entry['column']})"
+        found += [f"{place}, seed {seed}: {sentence}" for seed, sentence in entry["ours"]["problems"].items()]
+        tuned = entry["tuned"]
+        if tuned is None:
+            continue
+        grid = [tried for tried in tuned["grid"] if tried["problem"] and DIVERGED not in tried["problem"]]
+        found += [f"{place}, {_setting(tried['setting'])}: {tried['problem']}" for tried in grid]
+        if tuned["ours"]["recipe_hashes"] != entry["ours"]["recipe_hashes"]:
+            best = f"{place}, {_setting(tuned['setting'])}"
+            found += [f"{best}, seed {seed}: {sentence}" for seed, sentence in tuned["ours"]["problems"].items()]
+    return found
+
+
+def views(outcome: Outcome) -> list[tuple[str, Table]]:
+    """Return one table per column that has rows, under its title."""
+    found = []
+    for heading in outcome["columns"]:
+        entries = [entry for entry in outcome["rows"] if entry["column"] == heading["name"]]
+        if entries:
+            found.append((heading["title"], _view(heading, entries, outcome.get("measures", ["mean"]))))
+    return found
+
+
+def _view(heading: Heading, entries: Sequence[Entry], measures: Sequence[str]) -> Table:
+    """Lay out one column of the paper's table: method, clients, ours, the paper's, difference, traffic."""
+    parts: list[tuple[Column, list[Shown]]] = [
+        (Column("method", "", ("method",), False), [_text(entry["title"]) for entry in entries])
+    ]
+    for number, title in enumerate(heading["clients"]):
+        shown = [_client(entry, number) for entry in entries]
+        parts.append((Column(title, "ours (paper's)" if number == 0 else "", (title, f"{title}_paper")), shown))
+    ours = Column("ours", LEGENDS[measures[0]], ("ours", "ours_std", "ours_lost"))
+    parts.append((ours, _best([entry["ours"] for entry in entries], lowest=measures[0] == "fid")))
+    printed = [_text(_two(entry["paper"] and entry["paper"]["mean"])) for entry in entries]
+    parts.append((Column("paper", "", ("paper",)), printed))
+    shown = [_text(_signed(entry["difference"])) for entry in entries]
+    parts.append((Column("ours − paper", "", ("ours_difference",)), shown))
+    if "weighted" in measures:
+        parts += _weighted(entries)
+    if any(entry["tuned"] for entry in entries):
+        parts += _tuned(entries, papers_measure(measures))
+    if measures[0] == "fid":
+        shown = [_text(entry["ours"].get("measured") or NONE) for entry in entries]
+        parts.append((Column("measured", "features, pictures drawn, real images", ("measured",), False), shown))
+    accuracies = (("before", "as received, untrained"), ("after", "after one more local training"))
+    for key, legend in () if measures[0] == "fid" else accuracies:
+        shown = [_text(_two(entry["ours"]["before" if key == "before" else "after"])) for entry in entries]
+        parts.append((Column(key, legend, (key,)), shown))
+    shown = [_sent(entry["ours"]["traffic"]) for entry in entries]
+    fields = ("down_floats", "up_floats", "down_and_up_bytes")
+    parts.append((Column("down + up", "numbers per client and round", fields), shown))
+    if any(entry["paper"] and entry["paper"]["traffic"] for entry in entries):
+        shown = [_count(entry["paper"] and entry["paper"]["traffic"]) for entry in entries]
+        parts.append((Column("paper's cost", "numbers, as printed", ("paper_floats",)), shown))
+    columns, cells = zip(*parts, strict=True)
+    return Table(tuple(columns), tuple(zip(*cells, strict=True)))
+
+
+def _weighted(entries: Sequence[Entry]) -> list[tuple[Column, list[Shown]]]:
+    """Lay out what counts images: the last round, and the best one where the table knows of it."""
+    shown = [_text(_two(entry["ours"].get("weighted"))) for entry in entries]
+    apart = [_text(_signed(difference(entry["ours"], entry["paper"], "weighted"))) for entry in entries]
+    parts = [
+        (Column("weighted", "every test image counts once, not every client", ("weighted",)), shown),
+        (Column("weighted − paper", "", ("weighted_difference",)), apart),
+    ]
+    if any("best_weighted" in entry["ours"] for entry in entries):
+        legend = "the highest weighted of any tested round, as received"
+        shown = [_text(_two(entry["ours"].get("best_weighted"))) for entry in entries]
+        parts.append((Column("best round", legend, ("best_weighted",)), shown))
+    return parts
+
+
+def _tuned(entries: Sequence[Entry], measure: str) -> list[tuple[Column, list[Shown]]]:
+    """Lay out what `--tune` found, and how far it is from the paper's by this measure."""
+    tuned = [entry["tuned"] for entry in entries]
+    chosen = [_text(_setting(one["setting"]) if one and one["setting"] else NONE) for one in tuned]
+    apart = [
+        _text(_signed(difference(one["ours"], entry["paper"], measure) if one else None))
+        for entry, one in zip(entries, tuned, strict=True)
+    ]
+    legend = "the same with the setting that did best on validation images"
+    grid = Column("best of grid", legend, ("tuned", "tuned_std", "tuned_lost"))
+    parts = [(grid, _best([one["ours"] if one else None for one in tuned]))]
+    if measure == "weighted":
+        shown = [_text(_two(one["ours"].get("weighted") if one else None)) for one in tuned]
+        parts.append((Column("best of grid, weighted", "", ("tuned_weighted",)), shown))
+    title = "best, weighted − paper" if measure == "weighted" else "best − paper"
+    parts.append((Column(title, "", ("tuned_difference",)), apart))
+    return [*parts, (Column("chosen", "", ("chosen",), False), chosen)]
+
+
+def _setting(setting: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key.removeprefix('method.')}={value}" for key, value in setting.items())
+
+
+def _text(text: str) -> Shown:
+    return Shown(text, ("" if text == NONE else text,))
+
+
+def _best(found: Sequence[Ours | None], lowest: bool = False) -> list[Shown]:
+    """Write every mean ± std, the highest (of distances the lowest) in bold where there is a choice."""
+    means = [round(ours["mean"], 2) if ours and ours["mean"] is not None else None for ours in found]
+    known, best = {value for value in means if value is not None}, min if lowest else max
+    cells = []
+    for ours, value in zip(found, means, strict=True):
+        text, fields = (_ours(ours), _fields(ours)) if ours else (NONE, ("", "", ""))
+        cells.append(Shown(text, fields, best=len(known) > 1 and value == best(known)))
+    return cells
+
+
+def _ours(ours: Ours) -> str:
+    """Write mean ± std, and beside it what became of the seeds without a result."""
+    mean, spread, lost = _fields(ours)
+    if not mean:
+        return " and ".join(sorted(set(_lost(ours)))) or NONE
+    return mean + (f" ± {spread}" if spread else "") + (f" ({lost})" if lost else "")
+
+
+def _fields(ours: Ours) -> tuple[str, str, str]:
+    """Return mean, std and what became of the other seeds, each empty where there is none."""
+    words = _lost(ours)
+    lost = ", ".join(f"{words.count(word)} {word}" for word in sorted(set(words)))
+    mean, spread = ("" if value is None else f"{value:.2f}" for value in (ours["mean"], ours["std"]))
+    return mean, spread, lost
+
+
+def _lost(ours: Ours) -> list[str]:
+    return [DIVERGED if DIVERGED in sentence else "failed" for sentence in ours["problems"].values()]
+
+
+def _client(entry: Entry, number: int) -> Shown:
+    ours, paper = entry["ours"]["per_client"], entry["paper"]
+    value = ours[number] if number < len(ours) else None
+    mine = "" if value is None else f"{value:.2f}"
+    printed = paper["per_client"] if paper else []
+    theirs = f"{printed[number]:.2f}" if number < len(printed) else ""
+    return Shown((mine or NONE) + (f" ({theirs})" if theirs else ""), (mine, theirs))
+
+
+def _two(value: float | None) -> str:
+    return NONE if value is None else f"{value:.2f}"
+
+
+def _signed(value: float | None) -> str:
+    return NONE if value is None else f"{value:+.2f}"
+
+
+def _count(value: float | None) -> Shown:
+    return _text(NONE) if value is None else Shown(f"{value:,.0f}", (f"{value:.0f}",))
+
+
+def _sent(traffic: Traffic | None) -> Shown:
+    if traffic is None:
+        return Shown(NONE, ("", "", ""))
+    down, up, size = traffic["down_floats"], traffic["up_floats"], traffic["down_bytes"] + traffic["up_bytes"]
+    return Shown(f"{down:,} + {up:,} ({human_bytes(size)})", (str(down), str(up), f"{size:.0f}"))

@@ -1,0 +1,310 @@
+"""The files of a run folder, one by one; with folder.py the only place that knows their names and keys."""
+
+import json
+import math
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from promptfed.core.errors import PromptFedError
+
+Json = Mapping[str, Any]
+Matrix = tuple[tuple[float, ...], ...]
+
+_PICTURE = re.compile(r"(?P<name>.+)-client-(?P<client>\d+)\.png")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Accuracy over the clients, as fractions; a client without test images has None."""
+
+    mean: float
+    weighted: float
+    worst: float
+    p10: float
+    per_client: tuple[float | None, ...]
+
+    @property
+    def best(self) -> float:
+        """The accuracy of the best client."""
+        return max((value for value in self.per_client if value is not None), default=self.mean)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What travels: floats per client and round, bytes summed over all clients of a round or of a run."""
+
+    down_floats: int
+    up_floats: int
+    down_bytes: int
+    up_bytes: int
+
+
+@dataclass(frozen=True)
+class Round:
+    """One finished round."""
+
+    number: int
+    clients: tuple[int, ...]
+    loss: float | None
+    received: Scores | None
+    trained: Scores | None
+    deployed: Mapping[str, float] | None
+    measures: Mapping[str, float]
+    traffic: Traffic
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Client:
+    """How many images one client holds: for training per class and per domain, and for its test."""
+
+    counts: tuple[int, ...]
+    domains: tuple[int, ...]
+    test: int
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Who holds what."""
+
+    hash: str
+    classes: tuple[str, ...]
+    domain_names: tuple[str, ...]
+    clients: tuple[Client, ...]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """The PNG of one client's learned prompt."""
+
+    name: str
+    client: int
+    path: Path
+
+
+@dataclass(frozen=True)
+class Requested:
+    """A figure someone asked for: its kind, its words, and its picture."""
+
+    kind: str
+    title: str
+    caption: str
+    path: Path
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """How alike the clients' prompts are, the mean prompt removed or not, beside how far apart their labels are."""
+
+    cosine: Matrix
+    centred: Matrix
+    spread: float
+    label_distance: Matrix
+    label_correlation: float | None
+    domain_correlation: float | None
+
+
+@dataclass(frozen=True)
+class Places:
+    """The clients' descriptors in the plane, and how they got there."""
+
+    kind: str
+    points: tuple[tuple[float, float], ...]
+    explained: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a method shows of its clients: the first ones, each with its domain and its most frequent class."""
+
+    domain_names: tuple[str, ...]
+    domains: tuple[int, ...]
+    classes: tuple[int, ...]
+    prompts: Likeness | None
+    descriptors: Places | None
+    attention: Matrix | None
+
+
+def read_text(path: Path) -> str:
+    """Return a file's text, or say why not."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PromptFedError(f'"{path}" cannot be read as text: {error}.') from error
+
+
+def read_json(path: Path) -> Json | None:
+    """Return the JSON object in a file, or None where there is no such file."""
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise PromptFedError(f'"{path}" is not valid JSON ({error}); was it edited by hand?') from error
+    if not isinstance(found, dict):
+        raise PromptFedError(f'"{path}" must hold one JSON object, it holds {type(found).__name__}.')
+    return found
+
+
+def parse_recipe(path: Path, text: str) -> Json:
+    """Return the recipe as it was written, every key filled in."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise PromptFedError(f'"{path}" is not valid TOML: {error}.') from error
+
+
+def read_rounds(path: Path) -> tuple[Round, ...]:
+    """Read every finished round; a torn last line is a round that was being written, so it does not count."""
+    lines = read_text(path).splitlines()
+    rounds: dict[int, Round] = {}
+    for index, line in enumerate(lines):
+        try:
+            one = _round(json.loads(line))
+        except json.JSONDecodeError as error:
+            if index == len(lines) - 1:
+                break
+            raise PromptFedError(f'"{path}" is damaged: line {index + 1} is not valid JSON ({error}).') from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise PromptFedError(f'"{path}", line {index + 1}, is not a round: {why(error)}.') from error
+        rounds[one.number] = one
+    if not rounds:
+        raise PromptFedError(f'Run folder "{path.parent}" has no finished round yet; let the run go on.')
+    return tuple(rounds[number] for number in sorted(rounds))
+
+
+def read_partition(path: Path) -> Partition | None:
+    """Return who holds what, or None where there is no such file."""
+    raw = read_json(path)
+    if raw is None:
+        return None
+    try:
+        clients = tuple(
+            Client(_integers(one["counts"]), _integers(one.get("domains", ())), len(one["test"]))
+            for one in raw["clients"]
+        )
+        return Partition(str(raw["hash"]), _texts(raw["classes"]), _texts(raw.get("domain_names", ())), clients)
+    except (KeyError, TypeError, ValueError) as error:
+        raise PromptFedError(f'"{path}" is not a partition: {why(error)}.') from error
+
+
+def read_figures(path: Path) -> tuple[Figures | None, str]:
+    """Read what the method shows, or say why not: a report is worth reading without it."""
+    try:
+        raw = read_json(path)
+        return (None if raw is None else _figures(raw)), ""
+    except PromptFedError as error:
+        return None, str(error)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        return None, f'"{path}" holds no figures: {why(error)}.'
+
+
+def _figures(raw: Json) -> Figures:
+    domains, classes = _integers(raw["domains"]), _integers(raw["classes"])
+    count = len(domains)
+    if len(classes) != count:
+        raise ValueError(f"it has {count} domains of clients, but {len(classes)} classes")
+    return Figures(
+        domain_names=_texts(raw["domain_names"]),
+        domains=domains,
+        classes=classes,
+        prompts=_likeness(raw["prompts"], count) if "prompts" in raw else None,
+        descriptors=_places(raw["descriptors"], count) if "descriptors" in raw else None,
+        attention=_matrix(raw["attention"], count, None, "attention") if "attention" in raw else None,
+    )
+
+
+def _likeness(raw: Json, count: int) -> Likeness:
+    if count < 2:
+        raise ValueError("one client's prompt has nothing to be compared with")
+    alike, centred, apart = (_matrix(raw[key], count, count, key) for key in ("cosine", "centred", "label_distance"))
+    found = raw["rank_correlation"]
+    return Likeness(alike, centred, float(raw["spread"]), apart, number(found["label"]), number(found["domain"]))
+
+
+def _places(raw: Json, count: int) -> Places:
+    points = tuple((x, y) for x, y in _matrix(raw["points"], count, 2, "points"))
+    return Places(str(raw["map"]), points, tuple(float(value) for value in raw.get("explained", ())))
+
+
+def _matrix(raw: Any, rows: int, columns: int | None, name: str) -> Matrix:
+    """Return finite numbers of that shape; with no `columns`, rows of any one length but none."""
+    found = tuple(tuple(float(value) for value in row) for row in raw)
+    wanted = columns if columns is not None else max((len(row) for row in found), default=0)
+    if len(found) != rows or not wanted or any(len(row) != wanted for row in found):
+        raise ValueError(f"{name} does not fit {rows} clients")
+    if not all(math.isfinite(value) for row in found for value in row):
+        raise ValueError(f"{name} has a number that is not finite")
+    return found
+
+
+def find_pictures(folder: Path) -> Iterator[Picture]:
+    """Yield the pictures by name, then by client."""
+    found = [(match, path) for path in folder.glob("*.png") if (match := _PICTURE.fullmatch(path.name))]
+    ordered = sorted(found, key=lambda pair: (pair[0]["name"], int(pair[0]["client"])))
+    yield from (Picture(match["name"], int(match["client"]), path) for match, path in ordered)
+
+
+def find_requested(folder: Path) -> Iterator[Requested]:
+    """Yield the figures of `promptfed figure` by kind; one whose picture is gone does not count."""
+    for path in sorted(folder.glob("*.json")):
+        picture, raw = path.with_suffix(".png"), read_json(path)
+        if raw is not None and picture.is_file():
+            try:
+                yield Requested(str(raw["kind"]), str(raw["title"]), str(raw["caption"]), picture)
+            except KeyError as error:
+                raise PromptFedError(f'"{path}" does not describe a figure: {why(error)}.') from error
+
+
+def _round(raw: Json) -> Round:
+    return Round(
+        number=int(raw["round"]),
+        clients=_integers(raw["clients"]),
+        loss=number(raw.get("loss")),
+        received=scores(raw.get("received")),
+        trained=scores(raw.get("trained")),
+        deployed=numbers(raw["deployed"]) if raw.get("deployed") else None,
+        measures=numbers(raw.get("measures") or {}),
+        traffic=traffic(raw["traffic"]),
+        seconds=float(raw["seconds"]),
+    )
+
+
+def scores(raw: Json | None) -> Scores | None:
+    """Return the scores, or None where nothing was measured (no client with test images)."""
+    if raw is None or number(raw["mean"]) is None:
+        return None
+    per_client = tuple(number(value) for value in raw["per_client"])
+    return Scores(float(raw["mean"]), float(raw["weighted"]), float(raw["worst"]), float(raw["p10"]), per_client)
+
+
+def traffic(raw: Json) -> Traffic:
+    """Return what travelled."""
+    return Traffic(*(int(raw[key]) for key in ("down_floats", "up_floats", "down_bytes", "up_bytes")))
+
+
+def number(value: Any) -> float | None:
+    """Return a finite float, or None: a diverged loss is written as NaN and cannot be drawn."""
+    return float(value) if value is not None and math.isfinite(float(value)) else None
+
+
+def numbers(raw: Json) -> dict[str, float]:
+    """Return the finite numbers by name."""
+    return {str(key): float(value) for key, value in raw.items() if number(value) is not None}
+
+
+def _integers(raw: Any) -> tuple[int, ...]:
+    return tuple(int(value) for value in raw)
+
+
+def _texts(raw: Any) -> tuple[str, ...]:
+    return tuple(str(value) for value in raw)
+
+
+def why(error: Exception) -> str:
+    """Say in half a sentence what a file lacks."""
+    return f"it has no {error}" if isinstance(error, KeyError) else str(error)

@@ -1,0 +1,242 @@
+"""Read a run folder into one frozen value."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from promptfed.core.errors import PromptFedError
+from promptfed.results.folder.files import (
+    Figures,
+    Json,
+    Partition,
+    Picture,
+    Requested,
+    Round,
+    Scores,
+    Traffic,
+    find_pictures,
+    find_requested,
+    number,
+    numbers,
+    parse_recipe,
+    read_figures,
+    read_json,
+    read_partition,
+    read_rounds,
+    read_text,
+    scores,
+    traffic,
+    why,
+)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """All that a report says about one run; of an unfinished run, what its rounds say so far."""
+
+    path: Path
+    recipe_text: str
+    recipe: Json
+    rounds: tuple[Round, ...]
+    partition: Partition | None
+    env: Json
+    pictures: tuple[Picture, ...]
+    requested: tuple[Requested, ...]
+    checkpoint: bool
+    figures: Figures | None
+    figures_fault: str
+    finished: bool
+    method: str
+    dataset: str
+    partition_name: str
+    backbone: str
+    seed: int
+    clients: int
+    planned_rounds: int | None
+    scores: Scores | None
+    before: Scores | None
+    after: Scores | None
+    newcomers: float | None
+    deployed: Mapping[str, float] | None
+    best_round: int | None
+    best_mean: float | None
+    traffic: Traffic
+    seconds: float
+    images_per_second: float | None
+
+    @property
+    def adapts(self) -> bool:
+        """Whether `scores` are of models that the method adapted in the end, not of those that clients received."""
+        return self.scores is not None and self.before is not None and self.scores != self.before
+
+    @property
+    def joined(self) -> int | None:
+        """The first round of the clients that joined after the others."""
+        late = _whole(self.recipe, "newcomers")
+        first = (_whole(self.recipe, "clients") or self.clients) - late
+        there = (one.number for one in self.rounds if any(client >= first for client in one.clients))
+        return next(there, None) if late else None
+
+    @property
+    def founders(self) -> float | None:
+        """The mean of `scores` over the clients that were there from the first round."""
+        each = self.scores.per_client[: self.clients - _whole(self.recipe, "newcomers")] if self.scores else ()
+        known = [value for value in each if value is not None]
+        return sum(known) / len(known) if known else None
+
+    @property
+    def contacts(self) -> int:
+        """How often any client took part: the divisor that turns the run's bytes into bytes per client and round."""
+        return sum(len(one.clients) for one in self.rounds)
+
+    @property
+    def down_bytes(self) -> float:
+        """Mean bytes sent to one client in one round."""
+        return self.traffic.down_bytes / max(1, self.contacts)
+
+    @property
+    def up_bytes(self) -> float:
+        """Mean bytes received from one client in one round."""
+        return self.traffic.up_bytes / max(1, self.contacts)
+
+
+def run_folders(paths: Sequence[Path]) -> list[Path]:
+    """Return the run folders that are meant, each once: those given, and all that lie below a folder that is none."""
+    found: dict[Path, Path] = {}
+    for path in paths:
+        below = [] if (path / "recipe.toml").is_file() else sorted(one.parent for one in path.rglob("rounds.jsonl"))
+        found |= {one.resolve(): one for one in below or [path] if one.resolve() not in found}
+    return list(found.values())
+
+
+def read_run(path: Path | str) -> RunFolder:
+    """Read the run folder at `path`, finished or not."""
+    folder = Path(path)
+    _check_folder(folder)
+    text = read_text(folder / "recipe.toml")
+    recipe = parse_recipe(folder / "recipe.toml", text)
+    rounds = read_rounds(folder / "rounds.jsonl")
+    summary = read_json(folder / "summary.json")
+    partition = read_partition(folder / "partition.json")
+    figures, fault = read_figures(folder / "figures.json")
+    facts = (
+        _unfinished(recipe, rounds, partition)
+        if summary is None
+        else _finished(folder / "summary.json", summary, recipe)
+    )
+    return RunFolder(
+        path=folder,
+        recipe_text=text,
+        recipe=recipe,
+        rounds=rounds,
+        partition=partition,
+        env=read_json(folder / "env.json") or {},
+        pictures=tuple(find_pictures(folder / "pictures")),
+        requested=tuple(find_requested(folder / "figures")),
+        checkpoint=(folder / "checkpoint" / "state.json").is_file(),
+        figures=figures,
+        figures_fault=fault,
+        finished=summary is not None,
+        **facts,
+    )
+
+
+def per_domain(deployed: Mapping[str, float]) -> list[float]:
+    """Return the accuracies of the server's own model by domain; without domains, the one on all images."""
+    return [value for name, value in deployed.items() if name != "all" or len(deployed) == 1]
+
+
+def most_of(amounts: Sequence[float], names: Sequence[str]) -> list[str]:
+    """Return the names of the up to three largest amounts, each at least a tenth of all."""
+    ordered = sorted(zip(amounts, names, strict=False), key=lambda pair: -pair[0])
+    return [name for amount, name in ordered[:3] if amount and amount >= 0.1 * sum(amounts)]
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a path that is no run folder, naming run folders just below it."""
+    if not folder.is_dir():
+        raise PromptFedError(f'There is no run folder at "{folder}"; give the folder a run has written.')
+    missing = [name for name in ("recipe.toml", "rounds.jsonl") if not (folder / name).is_file()]
+    if not missing:
+        return
+    if missing == ["rounds.jsonl"]:
+        raise PromptFedError(f'Run folder "{folder}" has no finished round yet (no rounds.jsonl); let the run go on.')
+    below = sorted(str(found.parent) for found in folder.glob("*/rounds.jsonl"))
+    hint = f'did you mean "{below[0]}"?' if below else "give the folder a run has written."
+    raise PromptFedError(f'"{folder}" is no run folder, it has no {missing[0]}; {hint}')
+
+
+def _finished(path: Path, raw: Json, recipe: Json) -> dict[str, Any]:
+    """The fields of a finished run, from its summary."""
+    try:
+        accuracy = raw["accuracy"]
+        return {
+            "method": str(raw["method"]),
+            "dataset": str(raw["dataset"]),
+            "partition_name": str(raw["partition"]),
+            "backbone": str(raw["backbone"]),
+            "seed": int(raw.get("seed", recipe.get("seed", 0))),
+            "clients": int(raw["clients"]),
+            "planned_rounds": int(raw["rounds"]),
+            "scores": scores(accuracy),
+            "before": scores(accuracy.get("before")),
+            "after": scores(accuracy.get("after")),
+            "newcomers": number(accuracy.get("newcomers")),
+            "deployed": numbers(accuracy["deployed"]) if accuracy.get("deployed") else None,
+            "best_round": None if accuracy["best_round"] is None else int(accuracy["best_round"]),
+            "best_mean": number(accuracy["best_mean"]),
+            "traffic": traffic(raw["traffic"]),
+            "seconds": float(raw["seconds"]),
+            "images_per_second": number(raw.get("images_per_second")),
+        }
+    except (KeyError, TypeError, ValueError) as error:
+        raise PromptFedError(f'"{path}" is not a summary: {why(error)}.') from error
+
+
+def _unfinished(recipe: Json, rounds: tuple[Round, ...], partition: Partition | None) -> dict[str, Any]:
+    """The same fields while there is no summary: names from the recipe, numbers from the rounds so far."""
+    scored = [(one.received, one) for one in rounds if one.received is not None]
+    last = scored[-1][0] if scored else None
+    # Once newcomers have joined, a mean over the others alone is no longer one of the same clients.
+    same = [pair for pair in scored if last and len(pair[0].per_client) == len(last.per_client)]
+    best = max(same, key=lambda pair: pair[0].mean, default=None)
+    planned = recipe.get("rounds")
+    joining = _whole(recipe, "join_rounds") if _whole(recipe, "newcomers") else 0
+    known = len(partition.clients) if partition else len(last.per_client) if last else 0
+    totals = [(one.traffic.down_bytes, one.traffic.up_bytes) for one in rounds]
+    return {
+        "method": _name(recipe, "method"),
+        "dataset": _name(recipe, "data"),
+        "partition_name": _name(recipe, "partition"),
+        "backbone": _name(recipe, "backbone"),
+        "seed": int(recipe.get("seed", 0)),
+        "clients": known,
+        "planned_rounds": planned + joining if isinstance(planned, int) else None,
+        "scores": last,
+        "before": last,
+        "after": None,
+        "newcomers": None,
+        "deployed": next((one.deployed for one in reversed(rounds) if one.deployed), None),
+        "best_round": best[1].number if best else None,
+        "best_mean": best[0].mean if best else None,
+        "traffic": Traffic(
+            rounds[-1].traffic.down_floats,
+            rounds[-1].traffic.up_floats,
+            *(sum(each) for each in zip(*totals, strict=True)),
+        ),
+        "seconds": sum(one.seconds for one in rounds),
+        "images_per_second": None,
+    }
+
+
+def _whole(recipe: Json, key: str) -> int:
+    """Return the whole number a recipe gives, or 0."""
+    found = recipe.get(key)
+    return found if isinstance(found, int) else 0
+
+
+def _name(recipe: Json, table: str) -> str:
+    """Return the `name` a recipe's table gives, or a question mark."""
+    found = recipe.get(table)
+    return str(found.get("name", "?")) if isinstance(found, dict) else "?"

@@ -1,0 +1,142 @@
+"""The run folder: what other programs read, and the checkpoint a killed run resumes from.
+
+    recipe.toml  partition.json  rounds.jsonl  summary.json  env.json  pictures/  words/  checkpoint/  report.html
+
+`checkpoint/state.json` is the commit point. It is replaced in one step and names every file that counts, so a run
+killed at any instant finds either the old state or the new one; lines of rounds.jsonl beyond it are made again.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from promptfed.core import files
+from promptfed.core.errors import PromptFedError
+from promptfed.core.files import write_json, write_text
+
+Line = dict[str, Any]
+FORMAT = 1
+FEDERATION = "federation.json"  # only where sites train: who they are
+LOCK = ".lock"  # held by the process that is at work in the folder
+
+
+def over_sites(folder: Path) -> bool:
+    """Say whether a run folder is the coordinator's side of a run over sites."""
+    return (folder / FEDERATION).is_file()
+
+
+class Record:
+    """One run's folder, open for writing."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.checkpoint = folder / "checkpoint"
+        self.words = folder / "words"
+        self.rounds: list[Line] = []
+
+    @classmethod
+    def create(cls, folder: Path, recipe: str, env: Mapping[str, object]) -> "Record":
+        """Start a run in a new or empty folder."""
+        if folder.exists() and not folder.is_dir():
+            raise PromptFedError(f"{folder} is a file, not a folder; choose another --out.")
+        if folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
+            hint = f"go on with --resume {folder}, or " if (folder / "recipe.toml").is_file() else ""
+            raise PromptFedError(f"{folder} is not empty; {hint}choose another --out.")
+        record = cls(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except (FileNotFoundError, NotADirectoryError, FileExistsError, PermissionError) as error:
+            raise PromptFedError(
+                f"The run folder {folder} cannot be made: {error.strerror}; choose another --out."
+            ) from error
+        write_text(folder / "recipe.toml", recipe)  # from here on the run can be resumed
+        record.checkpoint.mkdir()
+        write_json(folder / "env.json", env)
+        return record
+
+    @classmethod
+    def reopen(cls, folder: Path) -> "Record":
+        """Go on with the run in `folder`."""
+        if not (folder / "recipe.toml").is_file():
+            raise PromptFedError(f"{folder} holds no run to resume: recipe.toml is missing.")
+        record = cls(folder)
+        record.checkpoint.mkdir(exist_ok=True)
+        return record
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the folder: two processes that write into one run would spoil it."""
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(files.held(self.folder / LOCK, wait=False))
+            except BlockingIOError as error:
+                raise PromptFedError(f"Another process is at work in {self.folder}; wait for its end.") from error
+            yield
+
+    def state(self, recipe_hash: str, partition_hash: str) -> Line | None:
+        """Return the last committed state after checking that it belongs to this recipe and partition."""
+        path = self.checkpoint / "state.json"
+        if not path.exists():
+            return None
+        try:
+            state: Line = json.loads(path.read_text(encoding="utf-8"))
+            known = {key: state[key] for key in ("format", "recipe", "partition", "round", "server", "personal")}
+            whole = isinstance(known["round"], int) and isinstance(known["personal"], dict)
+            whole = whole and {"file", "crc32"} <= known["server"].keys()
+            whole = whole and all({"crc32", "clients"} <= entry.keys() for entry in known["personal"].values())
+        except (ValueError, KeyError, TypeError, AttributeError):
+            whole = False
+        if not whole:
+            raise PromptFedError(f"The checkpoint {path} is torn or foreign; start anew with another --out.")
+        if known["format"] != FORMAT:
+            raise PromptFedError(f"The checkpoint {path} has format {known['format']}; this version reads {FORMAT}.")
+        for what, expected in (("recipe", recipe_hash), ("partition", partition_hash)):
+            if known[what] != expected:
+                raise PromptFedError(f"The checkpoint {path} is of another {what}; start anew with another --out.")
+        return state
+
+    def read(self, finished: int) -> list[str]:
+        """Take over the `finished` rounds and return their lines; nothing is written."""
+        path = self.folder / "rounds.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        try:
+            self.rounds = [json.loads(line) for line in lines[:finished]]
+            if [line["round"] for line in self.rounds] != list(range(1, len(self.rounds) + 1)):
+                raise ValueError("rounds are missing or doubled")
+        except (ValueError, KeyError, TypeError) as error:
+            raise PromptFedError(f"{path} is damaged within its first {finished} rounds; start a new run.") from error
+        if len(self.rounds) < finished:
+            raise PromptFedError(f"{path} holds {len(self.rounds)} rounds, the checkpoint {finished}; start a new run.")
+        return lines[:finished]
+
+    def rewind(self, finished: int) -> None:
+        """Keep the lines of the `finished` rounds alone; a line cut off by a crash lies beyond them."""
+        kept = self.read(finished)
+        write_text(self.folder / "rounds.jsonl", "".join(line + "\n" for line in kept))
+
+    def append(self, line: Line) -> None:
+        """Add a finished round."""
+        with (self.folder / "rounds.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        self.rounds.append(line)
+
+    def commit(self, state: Line) -> None:
+        """Make `state` the one to resume from, then remove the files it does not name."""
+        rounds = self.folder / "rounds.jsonl"
+        if rounds.exists():
+            with rounds.open("rb") as file:
+                os.fsync(file.fileno())
+        write_json(self.checkpoint / "state.json", state | {"format": FORMAT})
+        named = {state["server"]["file"], "state.json", *state["personal"]}
+        for path in self.checkpoint.iterdir():
+            if path.name not in named:
+                with contextlib.suppress(FileNotFoundError):
+                    path.unlink()
+
+    def finish(self, summary: Line) -> None:
+        """Write summary.json: the run is over."""
+        write_json(self.folder / "summary.json", summary)

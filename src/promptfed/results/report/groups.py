@@ -1,0 +1,118 @@
+"""Which runs are one row: those that differ in their seed alone; and what tells rows of one name apart."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from promptfed.core.errors import PromptFedError
+from promptfed.results.folder.reader import RunFolder
+
+# Keys in which runs of one row may differ: the seed, where a run was made, and how often it was saved.
+_POOLED = {"seed", "device", "checkpoint_seconds"}
+# Keys that a table shows anyway.
+_SHOWN = {"clients", "rounds"}
+_OWN_TABLES = ("data", "partition", "backbone")
+# a run without [guards] is one whose guards are all off, and what else they are set to means nothing there
+GUARDS_OFF = {"guards.robust": "mean", "guards.clip": "0.0", "guards.noise": "0.0", "guards.secure": "False"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What runs must share before it is fair to compare their numbers."""
+
+    dataset: str
+    partition: str
+    backbone: str
+    clients: int
+
+    def __str__(self) -> str:
+        return f"{self.dataset}, {self.partition}, {self.backbone}, {self.clients} clients"
+
+
+@dataclass(frozen=True)
+class Group:
+    """One row: runs that differ only in their seed."""
+
+    label: str
+    setting: Setting
+    runs: tuple[RunFolder, ...]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the runs have their summaries; a group never mixes the two."""
+        return self.runs[0].finished
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the scores are of models that the method adapted in the end, not of those that clients received."""
+        return any(run.adapts for run in self.runs)
+
+
+def group_runs(runs: Sequence[RunFolder]) -> tuple[Group, ...]:
+    """Pool runs that differ only in seed; not the unfinished with the finished, nor repetitions of one seed."""
+    if not runs:
+        raise PromptFedError("There is no run to compare; give at least one run folder.")
+    pools: dict[tuple[str, bool, int], list[RunFolder]] = {}
+    for run in runs:
+        recipe, copy = repr(sorted(flat(run.recipe).items())), 0
+        while run.seed in (other.seed for other in pools.get((recipe, run.finished, copy), ())):
+            copy += 1
+        pools.setdefault((recipe, run.finished, copy), []).append(run)
+    pooled = [tuple(sorted(pool, key=lambda run: run.seed)) for pool in pools.values()]
+    firsts = [pool[0] for pool in pooled]
+    datasets = _named([run.dataset for run in firsts], firsts, "data")
+    partitions = _named([run.partition_name for run in firsts], firsts, "partition")
+    backbones = _named([run.backbone for run in firsts], firsts, "backbone")
+    clients = [run.clients for run in firsts]
+    settings = list(map(Setting, datasets, partitions, backbones, clients))
+    named = _named([run.method for run in firsts], firsts, "method")
+    marked = [name if run.finished else f"{name} (unfinished)" for name, run in zip(named, firsts, strict=True)]
+    labels = _distinct(marked, settings, firsts)
+    return tuple(map(Group, labels, settings, pooled))
+
+
+def flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """The recipe as dotted keys, without those in which runs of one row may differ."""
+    found: dict[str, str] = {}
+    for key, value in recipe.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{key}.")
+        elif key not in _POOLED:
+            found[prefix + key] = str(value)
+    return found
+
+
+def _named(names: Sequence[str], runs: Sequence[RunFolder], part: str) -> list[str]:
+    """Add to each name the settings of its part of the recipe in which it differs from its namesakes."""
+    recipes = [GUARDS_OFF | flat(run.recipe) for run in runs]
+    texts = []
+    for name, recipe in zip(names, recipes, strict=True):
+        namesakes = [other for same, other in zip(names, recipes, strict=True) if same == name]
+        keys = sorted({key for other in namesakes for key in other if _belongs(key, part)})
+        odd = [key for key in keys if _differs(key, namesakes) and recipe.get(key) != GUARDS_OFF.get(key)]
+        told = ", ".join(f"{key.removeprefix(part + '.')}={recipe[key]}" for key in odd[:3])
+        texts.append(f"{name} ({told})" if told else name)
+    return texts
+
+
+def _differs(key: str, recipes: Sequence[Mapping[str, str]]) -> bool:
+    """Whether a key tells recipes apart; what only guards that are on are set to, does so among those alone."""
+    values = {recipe.get(key) for recipe in recipes}
+    return len(values - {None} if key.startswith("guards.") else values) > 1
+
+
+def _belongs(key: str, part: str) -> bool:
+    """Whether a recipe key tells namesakes of this part apart; the method answers for all that is left over."""
+    table, _, last = key.rpartition(".")
+    if last in _SHOWN or key == f"{part}.name":
+        return False
+    return table.split(".")[0] == part or (part == "method" and table.split(".")[0] not in _OWN_TABLES)
+
+
+def _distinct(labels: Sequence[str], settings: Sequence[Setting], runs: Sequence[RunFolder]) -> list[str]:
+    """Add the folder to labels that would name two rows of one setting alike."""
+    rows = list(zip(labels, settings, strict=True))
+    return [
+        label if rows.count((label, setting)) == 1 else f"{label} [{run.path.name or run.path}]"
+        for (label, setting), run in zip(rows, runs, strict=True)
+    ]

@@ -1,0 +1,214 @@
+"""What was measured on a finished run afterwards: the pictures of its words, and what a curious server learns.
+
+quality.json and audit.json of a run folder, in words and tables, for the report and for the terminal.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from promptfed.results.folder.files import Json, Partition
+from promptfed.results.folder.reader import RunFolder, most_of
+from promptfed.results.report.figure import SMALL, Figure
+from promptfed.results.report.groups import Group
+from promptfed.results.report.plots import Line, line_chart
+from promptfed.results.report.tables import Cell, Column, Table
+
+QUALITY, AUDIT = "quality.json", "audit.json"
+MOST_ROWS = 16
+
+Show = Callable[[RunFolder, Json, str, int], Iterable[Figure]]
+
+
+def draw_quality(groups: Sequence[Group], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
+    """Show the measures of every group's words, and how the global one fared along the way."""
+    return _draw(QUALITY, _show_quality, groups, colours, where)
+
+
+def draw_audit(groups: Sequence[Group], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
+    """Show what was learned from what every group's clients send."""
+    return _draw(AUDIT, _show_audit, groups, colours, where)
+
+
+def _draw(file: str, show: Show, groups: Sequence[Group], colours: Mapping[str, int], where: str) -> Iterator[Figure]:
+    """Show the file of the first run of each group that has it; one that cannot be read is a sentence."""
+    for group in groups:
+        run = next((run for run in group.runs if (run.path / file).is_file()), None)
+        if run is None:
+            continue
+        name = f"{group.label}. " if len(groups) > 1 else ""
+        seed = f"Seed {run.seed}. " if len(group.runs) > 1 else ""
+        try:
+            raw = json.loads((run.path / file).read_text(encoding="utf-8"))
+            yield from list(show(run, raw, where + name + seed, colours.get(group.label, 0)))
+        except (OSError, ValueError, TypeError, AttributeError, LookupError, OverflowError) as error:
+            # a report is worth reading without it
+            yield _said("What was measured cannot be shown.", f"{where}{name}{_fault(run.path / file, error)}")
+
+
+def _fault(path: Path, error: Exception) -> str:
+    return f'"{path}" is damaged: it has no {error}.' if isinstance(error, KeyError) else f'"{path}" is damaged.'
+
+
+def _said(words: str, caption: str) -> Figure:
+    return Figure(Markup('<p class="note">{}</p>').format(words), Markup(), (), caption)
+
+
+def _first(table: Table, noun: str) -> tuple[Table, str]:
+    """Return a table's first rows, and say so where there are more."""
+    if len(table.rows) <= MOST_ROWS:
+        return table, ""
+    return Table(table.columns, table.rows[:MOST_ROWS]), f" The first {MOST_ROWS} of {len(table.rows)} {noun}."
+
+
+def _notes(cautions: Iterable[str | None]) -> str:
+    return "".join(f" Note: {caution}." for caution in dict.fromkeys(cautions) if caution)
+
+
+# -- pictures ---------------------------------------------------------------------------------------------------------
+
+_WORDS = (
+    Column("method", "", ("method",), numeric=False),
+    Column("word", "global S*, sent S^c (what the server sees), client S^c*", ("word",), numeric=False),
+    Column("client", "", ("client",)),
+    Column("FID", "lower is better", ("fid",)),
+    Column("KID", "× 1000, lower is better", ("kid",)),
+    Column("image", "mean cosine with the real images", ("image",)),
+    Column("text", 'mean cosine with "a photo of a {class}."', ("text",)),
+    Column("real / drawn", "how many images were compared", ("real", "drawn")),
+    Column("note", "", ("note",), numeric=False),
+)
+
+
+def words(found: Sequence[Json]) -> Table:
+    """Return the words of several runs side by side, each with a warning where its images are too few."""
+    rows = []
+    for one in found:
+        for line in one["words"]:
+            texts = [str(one["method"]), str(line["word"]), str(line.get("client", "–"))]
+            numbers = [
+                _number(line["fid"], ".2f"),
+                _number(None if line["kid"] is None else 1000 * line["kid"], ".2f"),
+                _number(line["image"], ".3f"),
+                _number(line["text"], ".3f"),
+            ]
+            counts = Cell(f"{line['real']} / {line['drawn']}", (str(line["real"]), str(line["drawn"])))
+            plain = [_text(text) for text in texts] + numbers
+            rows.append((*plain, counts, _text(str(line["caution"]))))
+    return Table(_WORDS, tuple(rows))
+
+
+def _show_quality(run: RunFolder, raw: Json, where: str, colour: int) -> Iterator[Figure]:
+    """The words of one run without its name, its warnings under the table; and the curve, if there is one."""
+    del run
+    every = words([raw])
+    shown, rest = _first(Table(every.columns[1:-1], tuple(row[1:-1] for row in every.rows)), "words")
+    caption = (
+        f"{where}Pictures of “{raw['drawing']['prompt']}” after round {raw['round']}, compared with real images in "
+        f"the features {raw['features']}; all words start from the same latents. {shown.legend}{rest}"
+    )
+    yield Figure(Markup(), Markup(), (), caption + _notes(line["caution"] for line in raw["words"]), shown)
+    points = tuple((float(line["round"]), float(line["fid"])) for line in raw["rounds"])
+    if points:
+        curve = line_chart([Line("global", points, colour)], width=SMALL, title="FID over the rounds", y_label="FID")
+        told = f"{where}FID of the global word while it was trained once more; lower is better."
+        yield Figure(Markup(curve), Markup(), (), told + _notes(line["caution"] for line in raw["rounds"]))
+
+
+# -- attacks ----------------------------------------------------------------------------------------------------------
+
+_CLIENT = Column("client", "", ("client",))
+_PICTURES = (
+    _CLIENT,
+    Column("own", "cosine of a picture with the nearest of the client's own images", ("nearest",)),
+    Column("others", "the same with other clients' images", ("nearest_others",)),
+    Column("FID", "lower is nearer to the client's images", ("fid",)),
+    Column("images", "how many the client holds", ("images",)),
+)
+_CLASSES = (
+    _CLIENT,
+    Column("cosine", "of the inferred classes with those the client holds", ("cosine",)),
+    Column("blind", "the same for a guess of equal classes", ("blind",)),
+    Column("inferred", "the classes it seems to hold most of", ("inferred",), numeric=False),
+    Column("holds", "those it does", ("holds",), numeric=False),
+)
+# a server has to choose a stand-in without knowing the truth; the audit takes the better one
+_BOUND = (
+    " What a client keeps to itself, if anything, is replaced by what comes nearer to the truth, which a server "
+    "cannot know: the numbers are an upper bound."
+)
+
+
+def sentences(found: Json) -> list[str]:
+    """Return what an attack found, in words."""
+    if found["kind"] == "nothing":
+        return [f"There is nothing to attack: {found['why']}."]
+    mean, count = found["mean"], len(found["clients"])
+    guess = (
+        f"{100 * found['reidentified']:.0f} % of answers are matched to their client, by chance {100 / count:.0f} %."
+    )
+    if found["kind"] == "pictures":
+        few = next((line["caution"] for line in found["per_client"] if line["caution"]), "")
+        others = [line["nearest_others"] for line in found["per_client"] if line["nearest_others"] is not None]
+        beside = f", of another client's {sum(others) / len(others):.3f}" if others else ""
+        return [
+            f"Pictures drawn from what {count} clients send: the nearest of a client's own images is alike "
+            f"{mean['nearest']:.3f}{beside}; FID {mean['fid']:.2f} ({found['features']}).",
+            guess,
+            *([f"Note: {few}."] if few else []),
+        ]
+    return [
+        f"Classes inferred from what {count} clients send: cosine {mean['cosine']:.3f} with what they hold; "
+        f"a guess of equal classes has {mean['blind']:.3f}.",
+        guess,
+    ]
+
+
+def _show_audit(run: RunFolder, raw: Json, where: str, colour: int) -> Iterator[Figure]:
+    """What was found of each client, with how it was found."""
+    del colour
+    told = sentences(raw)
+    how = f"{where}An attack on what clients would send after round {raw['round']}"
+    if raw["kind"] == "nothing":
+        yield _said(told[0], f"{how}.")
+        return
+    pictures = raw["kind"] == "pictures"
+    table, rest = _first(_pictures(raw) if pictures else _classes(raw, run.partition), "clients")
+    bound = "" if pictures else _BOUND
+    caption = f"{how}, by a server that follows the protocol. {' '.join(told[:2])}{bound} {table.legend}{rest}"
+    yield Figure(Markup(), Markup(), (), caption + _notes(line.get("caution") for line in raw["per_client"]), table)
+
+
+def _pictures(raw: Json) -> Table:
+    rows = [
+        (
+            _text(str(client)),
+            _number(line["nearest"], ".3f"),
+            _number(line["nearest_others"], ".3f"),
+            _number(line["fid"], ".2f"),
+            _text(str(line["images"])),
+        )
+        for client, line in zip(raw["clients"], raw["per_client"], strict=True)
+    ]
+    return Table(_PICTURES, tuple(rows))
+
+
+def _classes(raw: Json, partition: Partition | None) -> Table:
+    rows = []
+    for client, line in zip(raw["clients"], raw["per_client"], strict=True):
+        names = partition.classes if partition else tuple(map(str, range(len(line["inferred"]))))
+        held = most_of(partition.clients[client].counts, names) if partition else []
+        told = [_text(", ".join(some) or "–") for some in (most_of(line["inferred"], names), held)]
+        rows.append((_text(str(client)), _number(line["cosine"], ".3f"), _number(line["blind"], ".3f"), *told))
+    return Table(_CLASSES, tuple(rows))
+
+
+def _text(words: str) -> Cell:
+    return Cell(words, (words,))
+
+
+def _number(value: Any, form: str) -> Cell:
+    return Cell("–", ("",)) if value is None else Cell(format(value, form), (repr(value),))

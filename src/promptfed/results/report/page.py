@@ -1,0 +1,232 @@
+"""Write the report: one HTML file that needs nothing else, from one run folder or several."""
+
+import os
+import shlex
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from promptfed.core.errors import PromptFedError
+from promptfed.core.files import write_text
+from promptfed.results.folder.files import Partition
+from promptfed.results.folder.reader import RunFolder, most_of, read_run
+from promptfed.results.report.exhibits import exhibit
+from promptfed.results.report.groups import Group, group_runs
+from promptfed.results.report.sections import RESULTS, WORKINGS, drawn
+from promptfed.results.report.svg import shape_path
+from promptfed.results.report.tables import compare, human_bytes, percent
+
+MOST_PICTURES = 24
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A big number, what it is, and a line of detail."""
+
+    name: str
+    value: str
+    unit: str
+    detail: str
+
+
+def write_report(dirs: Sequence[Path | str], out: Path | str | None = None) -> Path:
+    """Write the report of these run folders and return its path, by default next to what it reports."""
+    folders = list({Path(one).resolve(): Path(one) for one in dirs}.values())
+    if not folders:
+        raise PromptFedError("There is no run to report; give at least one run folder.")
+    runs = [read_run(folder) for folder in folders]
+    target = Path(out) if out is not None else _default_place(folders)
+    if target.is_dir():
+        raise PromptFedError(f'The report cannot be written to "{target}", a folder; name a file such as report.html.')
+    _write_whole(target, render(runs))
+    return target
+
+
+def render(runs: Sequence[RunFolder]) -> str:
+    """Return the page as text; the same folders always give the same page."""
+    groups = group_runs(runs)
+    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
+        files("promptfed.results.report").joinpath("page.html.j2").read_text(encoding="utf-8")
+    )
+    return page.render(
+        title=_title(groups),
+        facts=_facts(groups),
+        badges=[_badge(run, len(runs) > 1) for run in runs if not run.finished],
+        tiles=_tiles(groups),
+        table=compare(runs),
+        results=drawn(RESULTS, groups),
+        workings=drawn(WORKINGS, groups),
+        exhibits=[exhibit(group) for group in groups if group.runs[0].figures or group.runs[0].figures_fault],
+        shape=shape_path,
+        galleries=[_gallery(group) for group in groups if group.runs[0].pictures],
+        requested=[_requested(group) for group in groups if group.runs[0].requested],
+        offered=_offered(runs),
+        details=[_details(run) for run in runs],
+        several=len(runs) > 1,
+        adapting=" and ".join(group.label for group in groups if group.adapts),
+        joined=any(run.joined for run in runs),
+    )
+
+
+def _default_place(folders: Sequence[Path]) -> Path:
+    """DIR/report.html of one run, or report.html in the folder that holds them all."""
+    if len(folders) == 1:
+        return folders[0] / "report.html"
+    return Path(os.path.commonpath([folder.resolve().parent for folder in folders])) / "report.html"
+
+
+def _write_whole(target: Path, text: str) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_text(target, text)
+    except OSError as error:
+        raise PromptFedError(f'The report cannot be written to "{target}": {error.strerror}.') from error
+
+
+def _title(groups: Sequence[Group]) -> str:
+    names = list(dict.fromkeys(group.runs[0].method for group in groups))
+    data = " and ".join(dict.fromkeys(group.setting.dataset for group in groups))
+    return f"{', '.join(names[:4])}{' and more' if len(names) > 4 else ''} on {data}"
+
+
+def _facts(groups: Sequence[Group]) -> list[str]:
+    """What all runs share, as short phrases under the title."""
+    runs = [run for group in groups for run in group.runs]
+    parts = {
+        "{} partition": {group.setting.partition for group in groups},
+        "{} clients": {str(run.clients) for run in runs},
+        "{} backbone": {group.setting.backbone for group in groups},
+        "{} rounds": {str(run.rounds[-1].number) for run in runs},
+        "on {}": {str(run.env.get("device_name") or run.env.get("device", "")) for run in runs},
+    }
+    shared = [text.format(*values) for text, values in parts.items() if len(values) == 1 and values != {""}]
+    shared = [text.removesuffix("s") if text.startswith("1 ") else text for text in shared]
+    seeds = sorted({run.seed for run in runs})
+    return [*shared, f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"]
+
+
+def _badge(run: RunFolder, several: bool) -> str:
+    """Say that a run has not ended, and how far it is."""
+    far = f"{run.rounds[-1].number} of {run.planned_rounds}" if run.planned_rounds else str(run.rounds[-1].number)
+    return f"{run.path.name}: unfinished, {far} rounds" if several else f"unfinished, {far} rounds"
+
+
+def _tiles(groups: Sequence[Group]) -> list[Tile]:
+    """The big numbers of one group, or the leaders of several that may be compared."""
+    if len({group.setting for group in groups}) > 1:
+        return []
+    several = len(groups) > 1
+    racing = [group for group in groups if group.finished] or groups
+    scored = [group for group in racing if all(run.scores for run in group.runs)]
+    tiles = []
+    for name, attribute in (("Mean accuracy", "mean"), ("Worst client", "worst")):
+        if scored:
+            value, index = max((_mean_score(group, attribute), -index) for index, group in enumerate(scored))
+            tiles.append(Tile(name, percent(value), "%", _tile_detail(scored[-index], attribute, several)))
+    tiles += _newcomer_tile(scored, several)
+    sizes = [(mean(run.down_bytes for run in group.runs), mean(run.up_bytes for run in group.runs)) for group in racing]
+    least = min(range(len(racing)), key=lambda index: sum(sizes[index]))
+    number, unit = human_bytes(sum(sizes[least])).split()
+    down, up = map(human_bytes, sizes[least])
+    tie = len({round(sum(size)) for size in sizes}) == 1
+    leader = "the same for all" if tie else f"least of all: {racing[least].label}"
+    detail = leader if several else f"{down} down, {up} up"
+    return [*tiles, Tile("Traffic per client and round", number, unit, detail)]
+
+
+def _mean_score(group: Group, attribute: str) -> float:
+    values: list[float] = [getattr(run.scores, attribute) for run in group.runs]
+    return mean(values)
+
+
+def _tile_detail(group: Group, attribute: str, several: bool) -> str:
+    """Who leads; or for one run, the numbers next to the big one."""
+    run, scores = group.runs[0], group.runs[0].scores
+    adapted = "after its own adaptation" if group.adapts else ""
+    if several or len(group.runs) > 1 or scores is None:
+        words = (f"{'best of all: ' if several else ''}{group.label}", _seed_count(group), adapted)
+        return ", ".join(filter(None, words))
+    if attribute == "mean":
+        best = "" if run.best_mean is None else f"best {percent(run.best_mean)} % in round {run.best_round}"
+        if run.before is None or not adapted:
+            return best
+        return f"{adapted}; as received {percent(run.before.mean)} %, at {best}"
+    known = [index for index, value in enumerate(scores.per_client) if value == scores.worst]
+    return f"client {known[0]}; p10 {percent(scores.p10)} %" if known else f"p10 {percent(scores.p10)} %"
+
+
+def _newcomer_tile(groups: Sequence[Group], several: bool) -> list[Tile]:
+    """The newcomers' mean beside that of the clients that were there before them, where a group has both."""
+    found = []
+    for group in groups:
+        pairs = [(run.newcomers, run.founders) for run in group.runs]
+        known = [(new, old) for new, old in pairs if new is not None and old is not None]
+        if known:
+            new, old = (mean(each) for each in zip(*known, strict=True))
+            found.append((new, old, group))
+    if not found:
+        return []
+    new, old, group = max(found, key=lambda one: one[0])
+    who = f"best of all: {group.label}" if several else f"joined in round {group.runs[0].joined}"
+    return [Tile("Newcomers", percent(new), "%", f"{who}; founders {percent(old)} %")]
+
+
+def _seed_count(group: Group) -> str:
+    return f"seed {group.runs[0].seed}" if len(group.runs) == 1 else f"mean of {len(group.runs)} seeds"
+
+
+def _requested(group: Group) -> dict[str, Any]:
+    """The figures someone asked for, of a group's first run."""
+    figures = [
+        {"source": _embedded(one.path), "title": one.title, "caption": one.caption} for one in group.runs[0].requested
+    ]
+    return {"label": group.label, "figures": figures}
+
+
+def _offered(runs: Sequence[RunFolder]) -> str:
+    """The command that draws more figures, where a finished run still has its models."""
+    found = next((run for run in runs if run.finished and run.checkpoint), None)
+    return f"promptfed figure prior {shlex.quote(str(found.path))}" if found else ""
+
+
+def _embedded(path: Path) -> str:
+    return f"data:image/png;base64,{b64encode(path.read_bytes()).decode('ascii')}"
+
+
+def _gallery(group: Group) -> dict[str, Any]:
+    """The learned prompts of a group's first run, each with its client's main classes."""
+    run = group.runs[0]
+    shown = [
+        {
+            "source": _embedded(one.path),
+            "name": f"client {one.client}",
+            "kind": one.name,
+            "classes": ", ".join(_main_classes(run.partition, one.client)),
+        }
+        for one in run.pictures[:MOST_PICTURES]
+    ]
+    return {"label": group.label, "pictures": shown, "hidden": len(run.pictures) - len(shown)}
+
+
+def _main_classes(partition: Partition | None, client: int) -> list[str]:
+    """The classes a client holds most of."""
+    if partition is None or client >= len(partition.clients):
+        return []
+    return most_of(partition.clients[client].counts, partition.classes)
+
+
+def _details(run: RunFolder) -> dict[str, Any]:
+    """How a run was made, and the command that makes it again."""
+    speed = {"images per second": f"{run.images_per_second:,.0f}"} if run.images_per_second else {}
+    return {
+        "name": run.path.name or str(run.path),
+        "command": f"promptfed run {shlex.quote(str(run.path / 'recipe.toml'))}",
+        "environment": {key.replace("_", " "): str(value) for key, value in run.env.items()} | speed,
+        "recipe": run.recipe_text,
+    }

@@ -1,0 +1,261 @@
+"""The report's sections of drawn figures: a line in `RESULTS` or `WORKINGS` adds one."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import mean, stdev
+
+from markupsafe import Markup
+
+from promptfed.results.folder.files import Partition, Round
+from promptfed.results.report import domains, measured
+from promptfed.results.report.client_plots import MOST_BARS, Bars, client_chart, heat_map
+from promptfed.results.report.figure import SMALL, Draw, Figure, Key, both_widths
+from promptfed.results.report.groups import Group, Setting
+from promptfed.results.report.plots import Line, Load, Spot, exchange_chart, line_chart, traffic_chart
+
+# More bars than this turn into curves on a phone.
+CROWDED = 120
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page: its anchor, its heading, and what draws its figures.
+
+    `draw` gets the groups of one setting (all of them unless `per_setting`), each label's colour, and the words that
+    open a caption where there are several settings. A section without figures is left out.
+    """
+
+    name: str
+    heading: str
+    draw: Callable[[Sequence[Group], Mapping[str, int], str], Iterable[Figure]]
+    grid: bool = False  # small figures side by side
+    per_setting: bool = True
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A section with its figures."""
+
+    section: Section
+    figures: tuple[Figure, ...]
+
+
+def drawn(sections: Sequence[Section], groups: Sequence[Group]) -> list[Drawn]:
+    """Draw the sections that have something to show."""
+    # A method has one colour, in every figure and setting.
+    colours = {label: index for index, label in enumerate(dict.fromkeys(group.label for group in groups))}
+    by_setting: dict[Setting, list[Group]] = {}
+    for group in groups:
+        by_setting.setdefault(group.setting, []).append(group)
+    found = []
+    for section in sections:
+        parts = [(f"{setting}. " if len(by_setting) > 1 else "", some) for setting, some in by_setting.items()]
+        parts = parts if section.per_setting else [("", list(groups))]
+        figures = [
+            figure
+            for where, some in parts
+            for figure in section.draw(some, colours, where)
+            if figure.wide or figure.table
+        ]
+        if figures:
+            found.append(Drawn(section, tuple(figures)))
+    return found
+
+
+def _over_seeds(
+    group: Group, read: Callable[[Round], float | None], scale: float = 1
+) -> tuple[tuple[float, float], ...]:
+    """A value per round, averaged over the seeds, at the rounds where every seed has it."""
+    found: dict[int, list[float]] = {}
+    for run in group.runs:
+        for one in run.rounds:
+            if (value := read(one)) is not None:
+                found.setdefault(one.number, []).append(scale * value)
+    return tuple((number, mean(all_)) for number, all_ in sorted(found.items()) if len(all_) == len(group.runs))
+
+
+def _curves(groups: Sequence[Group], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
+    """Accuracy over the rounds: one method in detail, or several with the mean and the worst client of each."""
+    lines, keys = _one_curve(groups[0], colours[groups[0].label]) if len(groups) == 1 else _many_curves(groups, colours)
+    caption = "Test accuracy of the clients with what they hold at the start of a round. "
+    caption += (
+        "Line: their mean; band: from the worst to the best client."
+        if len(groups) == 1
+        else "Solid: the mean of the clients; dashed: the worst client."
+    )
+    joined: dict[int, list[str]] = {}
+    for group in groups:
+        if (when := group.runs[0].joined) is not None:
+            joined.setdefault(when, []).append(group.label)
+    if joined:
+        some = [
+            f"in round {when}" + ("" if len(names) == len(groups) else f" of {' and '.join(names)}")
+            for when, names in joined.items()
+        ]
+        caption += (
+            f" Vertical line: newcomers join {', '.join(some)}; from there on they count too, before they do not."
+        )
+    caption += _adapted(
+        groups, " After the method's own adaptation, in the end, {} is in the table and not drawn here."
+    )
+    draw: Draw = lambda width: line_chart(  # noqa: E731
+        lines,
+        width=width,
+        title="Accuracy over the rounds",
+        y_label="accuracy (%)",
+        unit="%",
+        events=dict.fromkeys(map(float, joined), "newcomers join"),
+    )
+    yield both_widths(draw, keys, where + caption)
+
+
+def _adapted(groups: Sequence[Group], sentence: str) -> str:
+    """The sentence about the methods whose models were adapted in the end; nothing if there is none."""
+    names = [group.label for group in groups if group.adapts]
+    return sentence.format(" and ".join(names)) if names else ""
+
+
+def _one_curve(group: Group, colour: int) -> tuple[list[Line], list[Key]]:
+    """The mean within its band, after local training, and the server's own model."""
+    low = _over_seeds(group, lambda one: one.received.worst if one.received else None, 100)
+    high = _over_seeds(group, lambda one: one.received.best if one.received else None, 100)
+    band = tuple((x, worst, best) for (x, worst), (_, best) in zip(low, high, strict=True))
+    lines = [Line(group.label, _mean_curve(group), colour, band=band)]
+    keys = [Key("line", colour, "mean"), Key("band", colour, "worst to best client")]
+    more = {
+        "after local training": _over_seeds(group, lambda one: one.trained.mean if one.trained else None, 100),
+        "the server's own model": _over_seeds(group, lambda one: (one.deployed or {}).get("all"), 100),
+    }
+    # The palette's last two colours, so that no method seems to be drawn.
+    for (label, points), dash, other in zip(more.items(), ("dash", "dot"), (6, 7), strict=True):
+        if points:
+            lines.append(Line(label, points, other, dash=dash))
+            keys.append(Key(dash, other, label))
+    return lines, keys
+
+
+def _many_curves(groups: Sequence[Group], colours: Mapping[str, int]) -> tuple[list[Line], list[Key]]:
+    """The mean of each method and its worst client; bands would cover each other."""
+    lines = []
+    for group in groups:
+        worst = _over_seeds(group, lambda one: one.received.worst if one.received else None, 100)
+        lines.append(Line(group.label, _mean_curve(group), colours[group.label]))
+        lines.append(Line(f"{group.label}, worst client", worst, colours[group.label], dash="dash thin", tag=False))
+    return lines, [Key("line", line.colour, line.label) for line in lines[::2]]
+
+
+def _mean_curve(group: Group) -> tuple[tuple[float, float], ...]:
+    return _over_seeds(group, lambda one: one.received.mean if one.received else None, 100)
+
+
+def _clients(groups: Sequence[Group], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
+    """Each client's accuracy in the end, of the first seed: with another seed client 3 is another client."""
+    series = []
+    for group in groups:
+        scores = group.runs[0].scores
+        if scores:
+            values = tuple(None if value is None else 100 * value for value in scores.per_client)
+            series.append(Bars(group.label, values, colours[group.label]))
+    if not series:
+        return
+    many = any(len(one.values) > MOST_BARS for one in series)
+    seed = f" (seed {groups[0].runs[0].seed})" if any(len(group.runs) > 1 for group in groups) else ""
+    caption = f"Test accuracy of the clients in the last evaluation{seed}"
+    caption += _adapted(groups, ", of {} after the method's own adaptation") + ". "
+    if many or sum(len(one.values) for one in series) > CROWDED:
+        caption += "Where bars would not fit, a curve shows the clients sorted from worst to best. "
+    caption += "The more even, the fewer clients are left behind."
+    keys = [Key("line" if many else "bar", one.colour, one.label) for one in series]
+    draw: Draw = lambda width: client_chart(series, width=width, title="Accuracy per client")  # noqa: E731
+    yield both_widths(draw, keys, where + caption)
+
+
+def _holdings(groups: Sequence[Group], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
+    """Who holds what: one map per partition, by class and where there are several by domain."""
+    shown: dict[str, tuple[Partition, Setting]] = {}
+    for group in groups:
+        partition = group.runs[0].partition
+        if partition is not None:
+            shown.setdefault(partition.hash, (partition, group.setting))
+    for partition, setting in shown.values():
+        where = f" {setting}." if len(shown) > 1 else ""
+        yield _map("class", partition.classes, [client.counts for client in partition.clients], where)
+        if len(partition.domain_names) > 1:
+            yield _map("domain", partition.domain_names, [client.domains for client in partition.clients], where)
+
+
+def _map(noun: str, rows: Sequence[str], columns: Sequence[Sequence[int]], where: str) -> Figure:
+    total = sum(map(sum, columns))
+    caption = (
+        f"Training images of each client by {noun}: {total:,} images in all.{where} "
+        "The larger (on narrow columns: the darker) a mark, the more images; no mark, none."
+    )
+    return both_widths(
+        lambda width: heat_map(rows, columns, width=width, title=f"Images per client and {noun}"), [], caption
+    )
+
+
+def _measures(groups: Sequence[Group], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
+    """One small chart for the test loss and for each number a method records."""
+    names = dict.fromkeys(name for group in groups for run in group.runs for one in run.rounds for name in one.measures)
+    readers: dict[str, Callable[[Round], float | None]] = {"test loss": lambda one: one.loss}
+    readers |= {name.replace("_", " "): partial(_measured, name) for name in names}
+    for name, read in readers.items():
+        lines = [Line(group.label, _over_seeds(group, read), colours[group.label]) for group in groups]
+        lines = [line for line in lines if line.points]
+        keys = [Key("line", line.colour, line.label) for line in lines] if len(groups) > 1 else []
+        drawn = Markup(line_chart(lines, width=SMALL, title=name.capitalize(), y_label=name))
+        over = "the test images of all clients" if name == "test loss" else "the clients of each round"
+        yield Figure(drawn, Markup(), tuple(keys), f"{where}{name.capitalize()}, mean over {over}.")
+
+
+def _measured(name: str, one: Round) -> float | None:
+    return one.measures.get(name)
+
+
+def _traffic(groups: Sequence[Group], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
+    """Bytes per client and round, of the first seed."""
+    loads = []
+    for group in groups:
+        run, sent = group.runs[0], group.runs[0].traffic
+        notes = (f"{sent.down_floats:,} floats", f"{sent.up_floats:,} floats")
+        loads.append(Load(group.label, run.down_bytes, run.up_bytes, colours[group.label], notes))
+    caption = "Bytes that travel per client and round, down to the client and up from it. The scale is logarithmic."
+    draw: Draw = lambda width: traffic_chart(loads, width=width, title="Traffic per client and round")  # noqa: E731
+    yield both_widths(draw, [], where + caption)
+
+
+def _exchange(groups: Sequence[Group], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
+    """Accuracy against traffic, a point per method: where there is but one, there is nothing to weigh."""
+    spots = []
+    for group in groups:
+        reached = [100 * run.scores.mean for run in group.runs if run.scores]
+        if reached:
+            sent = mean(run.traffic.down_floats + run.traffic.up_floats for run in group.runs)
+            spread = stdev(reached) if len(reached) > 1 else 0.0
+            spots.append(Spot(group.label, sent, mean(reached), spread, colours[group.label]))
+    if len(spots) < 2:
+        return
+    caption = "Up is better, left is cheaper. Numbers count both ways, down to a client and up from it, in one round"
+    caption += "; the scale is logarithmic."
+    if any(one.spread for one in spots):
+        caption += " Bars: one standard deviation over the seeds, to either side."
+    caption += _adapted(groups, " Accuracy of {}: after the method's own adaptation.")
+    draw: Draw = lambda width: exchange_chart(spots, width=width, title="Accuracy against traffic")  # noqa: E731
+    yield both_widths(draw, [], where + caption)
+
+
+RESULTS = (
+    Section("exchange", "Accuracy against traffic", _exchange),
+    Section("curves", "Accuracy over the rounds", _curves),
+    Section("clients", "Client by client", _clients),
+    Section("quality", "The pictures it draws", measured.draw_quality),
+    Section("holdings", "Who holds what", _holdings, per_setting=False),
+)
+WORKINGS = (
+    Section("domains", "Which key for which domain", domains.draw, grid=True),
+    Section("audit", "What a curious server learns", measured.draw_audit),
+    Section("traffic", "Traffic", _traffic),
+    Section("measures", "Along the way", _measures, grid=True),
+)

@@ -1,0 +1,317 @@
+"""Compare runs in one Table value, and render it as Markdown, LaTeX, CSV or for the terminal."""
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any
+
+from promptfed.results.folder.reader import RunFolder, per_domain
+from promptfed.results.report.groups import Group, group_runs
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+@dataclass(frozen=True)
+class Column:
+    """A heading, what it means (for the legend), and the names its numbers have in a CSV file."""
+
+    title: str
+    legend: str
+    fields: tuple[str, ...]
+    numeric: bool = True
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The text a reader sees, the plain numbers behind it, and whether it is the best of its column."""
+
+    text: str
+    fields: tuple[str, ...]
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns and rows, ready for any renderer."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    names: int = 1  # so many columns, from the first, tell which row is which
+    about: str = ""  # what all of its cells are
+
+    @property
+    def legend(self) -> str:
+        """One line that says what each column is."""
+        each = (f"{column.title}: {column.legend}" for column in self.columns if column.legend)
+        told = "; ".join(filter(None, (self.about, *each)))
+        return f"{told}. Bold: best of its column." if any(c.best for row in self.rows for c in row) else f"{told}."
+
+    def to_markdown(self) -> str:
+        """Render as a GitHub table with the legend under it."""
+        head = "| " + " | ".join(column.title for column in self.columns) + " |"
+        rule = "|" + "|".join("---:" if column.numeric else "---" for column in self.columns) + "|"
+        rows = ["| " + " | ".join(_strong(cell, "**{}**", _pipe) for cell in row) + " |" for row in self.rows]
+        return "\n".join([head, rule, *rows, "", self.legend]) + "\n"
+
+    def to_latex(self) -> str:
+        """Render as a booktabs table whose caption is the legend."""
+        kinds = "".join("r" if column.numeric else "l" for column in self.columns)
+        head = " & ".join(_latex(column.title) for column in self.columns) + r" \\"
+        rows = [" & ".join(_strong(cell, r"\textbf{{{}}}", _latex) for cell in row) + r" \\" for row in self.rows]
+        opening = [r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{{kinds}}}", r"\toprule", head, r"\midrule"]
+        closing = [r"\bottomrule", r"\end{tabular}", rf"\caption{{{_latex(self.legend)}}}", r"\end{table}"]
+        return "\n".join([*opening, *rows, *closing]) + "\n"
+
+    def to_csv(self) -> str:
+        """Render plain numbers: percent, bytes, floats and seconds, the spread over seeds in columns of its own."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow([field for column in self.columns for field in column.fields])
+        writer.writerows([[field for cell in row for field in cell.fields] for row in self.rows])
+        return out.getvalue()
+
+    def to_rich(self, width: int | None = None) -> "RenderableType":
+        """Render for the terminal; if wider than `width` it stands upright, or in parts below each other."""
+        from promptfed.results.report.layout import laid_out
+
+        return laid_out(self, width)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A column, and how a group fills it: its cell, and its rank (more is better; None is out of the race)."""
+
+    column: Column
+    fill: Callable[[Group], tuple[Cell, float | None]]
+
+
+def compare(runs: Sequence[RunFolder]) -> Table:
+    """Return one row per method and setting: accuracies, traffic and time, seeds pooled as mean ± std."""
+    return _table(group_runs(runs), _compared(runs))
+
+
+def headline(runs: Sequence[RunFolder]) -> Table:
+    """Return the short table: method, mean, worst client, and the traffic of the whole run."""
+    return _table(group_runs(runs), _HEADLINE)
+
+
+def percent(fraction: float) -> str:
+    """Write a fraction as percent with two decimals, without the sign."""
+    return f"{100 * fraction:.2f}"
+
+
+def human_bytes(count: float) -> str:
+    """Write bytes with a decimal unit: 999 B, 30.7 kB, 3.51 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} TB" if count < 999.5 else f"{count:,.0f} TB"
+
+
+def _table(groups: Sequence[Group], measures: Sequence[Measure]) -> Table:
+    """Lay out names first, then what differs between settings, then the measures."""
+    names = [_method_column(groups), *_setting_columns(groups)]
+    columns = [_ranked(measure, groups) for measure in measures]
+    head = tuple(column for column, _ in names) + tuple(measure.column for measure in measures)
+    rows = zip(*(cells for _, cells in names), *columns, strict=True)
+    return Table(head, tuple(rows), len(names))
+
+
+def _method_column(groups: Sequence[Group]) -> tuple[Column, list[Cell]]:
+    """The method, with the number of seeds where there are several."""
+    cells = []
+    for group in groups:
+        seeds = f" (n={len(group.runs)})" if len(group.runs) > 1 else ""
+        cells.append(Cell(f"{group.label}{seeds}", (group.label, str(len(group.runs)))))
+    told = ["n seeds as mean ± sample std"] if any(len(group.runs) > 1 for group in groups) else []
+    # A method adapts at the very end, so of an unfinished run there is nothing else to show.
+    told += ["unfinished runs as received, so far"] if not all(group.finished for group in groups) else []
+    return Column("method", ", ".join(told), ("method", "seeds"), False), cells
+
+
+def _setting_columns(groups: Sequence[Group]) -> list[tuple[Column, list[Cell]]]:
+    """The columns in which the runs differ, of data set, partition, backbone, clients and rounds."""
+    readers: dict[str, Callable[[Group], Any]] = {
+        "data set": lambda group: group.setting.dataset,
+        "partition": lambda group: group.setting.partition,
+        "backbone": lambda group: group.setting.backbone,
+        "clients": lambda group: group.setting.clients,
+        "rounds": lambda group: group.runs[0].rounds[-1].number,
+    }
+    found = []
+    for title, read in readers.items():
+        values = [str(read(group)) for group in groups]
+        if len(set(values)) > 1:
+            column = Column(title, "", (title.replace(" ", ""),), title in ("clients", "rounds"))
+            found.append((column, [Cell(value, (value,)) for value in values]))
+    return found
+
+
+def _ranked(measure: Measure, groups: Sequence[Group]) -> list[Cell]:
+    """The cells of one column; per setting, the best finished one is marked when there is a choice."""
+    filled = [measure.fill(group) for group in groups]
+    ranks = [rank if group.finished else None for group, (_, rank) in zip(groups, filled, strict=True)]
+    cells = []
+    for group, (cell, _), rank in zip(groups, filled, ranks, strict=True):
+        rivals = [r for r, other in zip(ranks, groups, strict=True) if r is not None and other.setting == group.setting]
+        cells.append(replace(cell, best=len(set(rivals)) > 1 and rank == max(rivals)))
+    return cells
+
+
+def _values(group: Group, read: Callable[[RunFolder], float | None]) -> list[float]:
+    return [value for run in group.runs if (value := read(run)) is not None]
+
+
+def _pooled(found: Sequence[float], write: Callable[[float], str]) -> str:
+    """Write one value, or mean ± sample std of several."""
+    return " ± ".join(field for field in _plain(found, write) if field)
+
+
+def _plain(found: Sequence[float], write: Callable[[float], str]) -> tuple[str, str]:
+    """The mean and, of several, the sample std."""
+    return write(mean(found)), write(stdev(found)) if len(found) > 1 else ""
+
+
+def _missing(column: Column) -> tuple[Cell, None]:
+    return Cell("–", ("",) * len(column.fields)), None
+
+
+def _accuracy(title: str, legend: str, read: Callable[[RunFolder], float | None]) -> Measure:
+    """A column of percents: the more the better, as written, so that equal cells are equally best."""
+    column = Column(title, legend, (title.replace(" ", "_"), f"{title.replace(' ', '_')}_std"))
+
+    def fill(group: Group) -> tuple[Cell, float | None]:
+        found = _values(group, read)
+        if not found:
+            return _missing(column)
+        return Cell(_pooled(found, percent), _plain(found, percent)), round(mean(found), 4)
+
+    return Measure(column, fill)
+
+
+def _best(ranked: bool) -> Measure:
+    """The best mean over the rounds, and when it was reached."""
+    legend = "best mean as received of any round @ that round"
+    column = Column("best", legend, ("best", "best_std", "best_round"))
+
+    def fill(group: Group) -> tuple[Cell, float | None]:
+        found = _values(group, lambda run: run.best_mean)
+        rounds = sorted({run.best_round for run in group.runs if run.best_round is not None})
+        if not found or not rounds:
+            return _missing(column)
+        when = "–".join(map(str, sorted({rounds[0], rounds[-1]})))
+        cell = Cell(f"{_pooled(found, percent)} @ {when}", (*_plain(found, percent), when))
+        return cell, round(mean(found), 4) if ranked else None
+
+    return Measure(column, fill)
+
+
+def _per_contact(
+    title: str, legend: str, size: Callable[[RunFolder], float], floats: Callable[[RunFolder], int]
+) -> Measure:
+    """What travels for one client in one round, in bytes as measured and in floats: the less the better."""
+    column = Column(title, legend, (f"{title}_bytes", f"{title}_floats"))
+
+    def fill(group: Group) -> tuple[Cell, float | None]:
+        sent, numbers = mean(map(size, group.runs)), round(mean(map(floats, group.runs)))
+        return Cell(f"{human_bytes(sent)} ({numbers:,} floats)", (f"{sent:.0f}", str(numbers))), -round(sent)
+
+    return Measure(column, fill)
+
+
+def _seconds() -> Measure:
+    column = Column("seconds", "wall time of the run", ("seconds", "seconds_std"))
+
+    def fill(group: Group) -> tuple[Cell, float | None]:
+        found = [run.seconds for run in group.runs]
+        return Cell(_pooled(found, "{:.1f}".format), _plain(found, "{:.1f}".format)), -round(mean(found), 1)
+
+    return Measure(column, fill)
+
+
+def _whole_run() -> Measure:
+    column = Column("traffic", "bytes of the whole run, down and up, all clients", ("traffic_bytes",))
+
+    def fill(group: Group) -> tuple[Cell, float | None]:
+        sent = mean(run.traffic.down_bytes + run.traffic.up_bytes for run in group.runs)
+        return Cell(human_bytes(sent), (f"{sent:.0f}",)), -round(sent)
+
+    return Measure(column, fill)
+
+
+def _compared(runs: Sequence[RunFolder]) -> tuple[Measure, ...]:
+    """The columns of the long table; what sets adapted models and newcomers apart is there if any run has them."""
+    adapting = any(run.adapts for run in runs)
+    return (
+        _mean(" (so are worst, p10 and weighted)"),
+        *([_BEFORE] if adapting else []),
+        *([_NEWCOMERS] if any(run.newcomers is not None for run in runs) else []),
+        *_MORE,
+        # As received is not how such methods are used: who leads there may be last in the end.
+        _best(ranked=not adapting),
+        *_COSTS,
+    )
+
+
+def _mean(others: str = "") -> Measure:
+    """The headline, and for the legend which other columns are of the same models."""
+    legend = "accuracy in percent, each client on its own test images, after the method's own adaptation if it has one"
+    return _accuracy("mean", legend + others, lambda run: run.scores.mean if run.scores else None)
+
+
+def _by_domain(run: RunFolder) -> float | None:
+    each = per_domain(run.deployed or {})
+    return mean(each) if each else None
+
+
+_BEFORE = _accuracy(
+    "before", "mean as received, before that adaptation", lambda run: run.before.mean if run.before else None
+)
+_NEWCOMERS = _accuracy(
+    "newcomers", "mean of the clients that joined after the others, counted in mean too", lambda run: run.newcomers
+)
+_MORE = (
+    _accuracy("worst", "the worst client", lambda run: run.scores.worst if run.scores else None),
+    _accuracy("p10", "the client at the 10th percentile", lambda run: run.scores.p10 if run.scores else None),
+    _accuracy("weighted", "mean weighted by test images", lambda run: run.scores.weighted if run.scores else None),
+    _accuracy("after", "mean after one more local training", lambda run: run.after.mean if run.after else None),
+    _accuracy("deployed", "the server's own model, no client", lambda run: (run.deployed or {}).get("all")),
+)
+_COSTS = (
+    _per_contact(
+        "down", "sent to one client per round", lambda run: run.down_bytes, lambda run: run.traffic.down_floats
+    ),
+    _per_contact("up", "sent back by it", lambda run: run.up_bytes, lambda run: run.traffic.up_floats),
+    _seconds(),
+)
+_DOMAINS = _accuracy("domains", "accuracy of the server's own model in percent, the mean over domains", _by_domain)
+ACCURACIES = {measure.column.title: measure for measure in (_mean(), _BEFORE, *_MORE, _DOMAINS)}
+_HEADLINE = (
+    _mean(),
+    _accuracy("worst client", "the client served worst", lambda run: run.scores.worst if run.scores else None),
+    _whole_run(),
+)
+
+
+def _strong(cell: Cell, bold: str, escape: Callable[[str], str]) -> str:
+    return bold.format(escape(cell.text)) if cell.best else escape(cell.text)
+
+
+def _pipe(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _latex(text: str) -> str:
+    """Escape what LaTeX would read as a command."""
+    special = {
+        "\\": r"\textbackslash{}",
+        "±": r"$\pm$",
+        "–": "--",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+    }
+    return "".join(special.get(sign, f"\\{sign}" if sign in "&%$#_{}" else sign) for sign in text)

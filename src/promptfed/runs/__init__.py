@@ -1,0 +1,1 @@
+"""From a recipe to a run, and from a run folder back to an opened run."""

@@ -1,0 +1,358 @@
+"""Recipes: frozen values from TOML and dotted overrides, and the run they describe."""
+
+import hashlib
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+from promptfed.backbones import BACKBONES
+from promptfed.core import options
+from promptfed.core.errors import PromptFedError, choice
+from promptfed.core.method import Method
+from promptfed.core.options import Count, NonNegative, Whole
+from promptfed.data.datasets import DATASETS
+from promptfed.data.partition import PARTITIONS
+from promptfed.federation import guards
+from promptfed.methods.with_frame import WithFrame
+from promptfed.runs import nested, registry
+from promptfed.runs.cells import SUFFIX
+from promptfed.runs.nested import Table
+
+PROMPTED = f"+{WithFrame.name}"  # ends the name of a method whose images have a visual prompt
+
+
+@dataclass(frozen=True)
+class FleetOptions:
+    """How clients are simulated: `auto` stacks them on a GPU and takes them one by one on a CPU."""
+
+    name: Literal["auto", "stacked", "one-by-one"] = "auto"
+    width: Whole = 0  # clients stacked at a time; 0: all of a round
+    memory_mb: NonNegative = 1024.0  # personal state kept in memory before it spills to disk
+    precision: Literal["tf32", "fp32"] = "tf32"  # of matrix products on a GPU
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """When clients are tested."""
+
+    every: Count = 1  # rounds between evaluations; the last round is always evaluated
+    personal: bool = True  # false: before the last round, test only the server's own model
+    after: bool = True  # at the end, also test every client after one more local training
+    split: Literal["test", "val"] = "test"  # val: choose settings on validation images, never on test images
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything a run depends on. Tables hold a `name` and that thing's own fields."""
+
+    seed: Whole = 0
+    rounds: Count = 10
+    clients: Count = 20
+    per_round: Whole = 0  # clients that take part in a round; 0: all
+    sampling: Literal["uniform", "one-per-domain"] = "uniform"  # how they are drawn
+    newcomers: Whole = 0  # how many of the clients come only after the last round
+    join_rounds: Count = 5  # rounds of newcomers alone, if there are any
+    device: str = "auto"
+    checkpoint_seconds: NonNegative = 5.0
+    method: Table = field(default_factory=lambda: {"name": "pfedpt"})
+    data: Table = field(default_factory=lambda: {"name": "fashion-shops", "limit": 50})
+    partition: Table = field(default_factory=lambda: {"name": "pathological", "classes_per_client": 5})
+    prompt: Table = field(default_factory=dict)  # a visual prompt around the method's images; empty: none
+    backbone: Table = field(default_factory=dict)  # empty: the method's own choice
+    fleet: Table = field(default_factory=lambda: {"name": "auto"})
+    evaluate: Table = field(default_factory=dict)
+    guards: Table = field(default_factory=dict)  # empty: none
+
+    @property
+    def hash(self) -> str:
+        """Return the fingerprint of all that decides the numbers; the length and the place of the run do not."""
+        same = {"rounds": 1, "checkpoint_seconds": 0.0, "device": "auto"}
+        content = asdict(self) | same | {"guards": guards.deciding(self.guards)}
+        method = str(self.method.get("name")).removesuffix(PROMPTED)
+        for key, default in LATER.items():
+            owner, _, path = key.rpartition(":")
+            table, _, name = path.rpartition(".")
+            place = content[table] if table else content
+            if owner in ("", method) and place.get(name) == default:
+                del place[name]
+        return "sha256:" + hashlib.sha256(nested.to_toml(content).encode()).hexdigest()
+
+
+# keys younger than the first runs: at these values a recipe keeps the fingerprint it had without them; a key that is
+# young to one method alone stands behind its name
+LATER = {
+    "sampling": "uniform",
+    "data.only": "",
+    "data.split": "fedbn",
+    "data.validate": True,
+    "partition.each": 0,
+    "partition.repeat": False,
+    "partition.unseen": "",
+    "method.tune_epochs": 0,
+    "method.test_prompt": "own",
+    "per-fedavg:method.drop_last": False,
+    "fedrep:method.drop_last": False,
+    "fedbabu:method.drop_last": False,
+}
+DEFAULTS = {
+    part: table["name"] for part, table in asdict(Recipe()).items() if isinstance(table, dict) and "name" in table
+}
+TABLES = ("method", "prompt", "data", "partition", "backbone", "fleet", "evaluate", "guards")
+
+
+# -- reading --------------------------------------------------------------------------------------------------------
+
+
+def load(source: str, overrides: Sequence[str] = ()) -> list[Recipe]:
+    """Read a recipe file, a shipped recipe or a method's name, apply `key=value` overrides, and expand sweeps."""
+    content, where = _read(source)
+    return expand(content, overrides, where)
+
+
+def describe(name: str) -> tuple[str, Table]:
+    """Return what a shipped recipe says of itself, and the keys it sets."""
+    path = registry.recipes()[name]
+    first = path.read_text(encoding="utf-8").split("\n", 1)[0]
+    about = first.removeprefix("#").strip() if first.startswith("#") else ""
+    if path.name.endswith(SUFFIX):
+        cell = registry.cell(path, name)
+        about = f"{cell.row.title}, {cell.column.title}: {about}"
+    return about, _read(name)[0]
+
+
+def expand(content: Table, overrides: Sequence[str], where: str) -> list[Recipe]:
+    """Return the recipes of `content` after `key=value` overrides: one, or as many as a sweep has runs."""
+    content, changes = nested.copied(content), []
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals:
+            raise PromptFedError(f'"{override}" is no key=value; write for example rounds=20 or method.lr=0.01.')
+        changes.append((key.strip(), nested.read_value(text)))
+    for key, value in sorted(changes, key=lambda change: not change[0].endswith(".name")):
+        part = key.removesuffix(".name")
+        table = content.get(part)
+        if key != part and isinstance(table, dict) and table.get("name", DEFAULTS.get(part)) != value:
+            table.clear()  # the other thing's fields mean nothing to the new one
+        nested.set_key(content, key, value)
+    return [resolve(single, where) for single in _sweep(content)]
+
+
+def _read(source: str) -> tuple[Table, str]:
+    if source.endswith(SUFFIX) or source in registry.tables():
+        raise PromptFedError(f"{source} is a whole table, not one recipe; use promptfed reproduce {source}.")
+    shipped = registry.recipes()
+    path = shipped.get(source, Path(source))
+    if source in shipped and path.name.endswith(SUFFIX):
+        return registry.cell(path, source).recipe, source
+    if not (source in shipped or source.endswith(".toml") or path.is_file()):
+        kinds = {**registry.methods(), **shipped}
+        if ":" not in source and source.removesuffix(PROMPTED) not in kinds:
+            raise choice("method or recipe", source, kinds)
+        return {"method": {"name": source}}, f"what was given for {source}"
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8")), str(path)
+    except OSError as error:
+        raise PromptFedError(f"The recipe {path} cannot be read: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise PromptFedError(f"The recipe {path} is no valid TOML: {error}.") from error
+
+
+def _sweep(content: Table) -> Iterator[Table]:
+    """Yield one table per combination of the list values; fields that are lists themselves stay lists."""
+    lists = [(path, value) for path, value in nested.leaves(content) if isinstance(value, list)]
+    axes = [(path, value) for path, value in lists if not _is_list_field(content, path)]
+    for place, values in axes:
+        if not values:
+            raise PromptFedError(f"{'.'.join(place)}=[] is a sweep over nothing; give at least one value.")
+    for chosen in product(*(values for _, values in axes)):
+        single = nested.copied(content)
+        for (place, _), value in zip(axes, chosen, strict=True):
+            nested.set_key(single, ".".join(place), value)
+        yield single
+
+
+def _is_list_field(content: Table, path: tuple[str, ...]) -> bool:
+    if len(path) != 2 or path[0] not in ("method", "backbone"):
+        return False
+    table = content.get("method")
+    method = (table if isinstance(table, dict) else {}).get("name", Recipe().method["name"])
+    name = content[path[0]].get("name", method if path[0] == "method" else None)
+    if name is None and isinstance(method, str):
+        name = registry.find_method(method.removesuffix(PROMPTED)).backbone
+    if not isinstance(name, str):
+        return False
+    kind = BACKBONES.get(name) if path[0] == "backbone" else registry.find_method(name.removesuffix(PROMPTED))
+    return kind is not None and str(options.hints(kind).get(path[1], "")).startswith("tuple")
+
+
+# -- resolving ------------------------------------------------------------------------------------------------------
+
+
+def resolve(content: Mapping[str, Any], where: str = "the recipe") -> Recipe:
+    """Return the recipe with every field filled in and checked."""
+    hints, default = options.hints(Recipe), asdict(Recipe())
+    if _inverts(content):  # a few photographs each of one thing, which has no classes to divide
+        default["partition"] = {"name": "equal"}
+        default["data"]["only"] = "Ankle boot"  # what the embedded model has never seen
+    given: Table = {}
+    for key, value in content.items():
+        if key not in hints:
+            raise choice("key", key, hints, where)
+        if key in TABLES:
+            if not isinstance(value, dict):
+                first = {"prompt": "kind", "guards": "robust"}.get(key, "name")
+                raise PromptFedError(f"{key} in {where} must be a table: write {key}.{first}={value}.")
+            # keys without a name change the embedded default
+            given[key] = dict(value) if "name" in value else default[key] | value
+        else:
+            given[key] = options.typed(key, value, hints[key])
+    recipe = Recipe(**{"data": default["data"], "partition": default["partition"]} | given)
+    if recipe.newcomers >= recipe.clients:
+        raise PromptFedError(f"newcomers={recipe.newcomers} leaves none of clients={recipe.clients} to begin with.")
+    if recipe.per_round > recipe.clients - recipe.newcomers:
+        there = f"clients={recipe.clients}" + (f" less newcomers={recipe.newcomers}" if recipe.newcomers else "")
+        raise PromptFedError(f"per_round={recipe.per_round} is more than {there}.")
+    method = recipe.method.get("name")
+    if "name" not in recipe.backbone and isinstance(method, str):
+        plain = registry.find_method(method.removesuffix(PROMPTED))
+        recipe = replace(recipe, backbone={"name": plain.backbone} | recipe.backbone)
+    check_device(recipe.device)
+    method_table, prompt_table = _fill_method(recipe.method, recipe.prompt)
+    recipe = replace(
+        recipe,
+        method=method_table,
+        prompt=prompt_table,
+        data=_fill(recipe.data, "data", DATASETS),
+        partition=_fill(recipe.partition, "partition", PARTITIONS),
+        backbone=_fill_backbone(recipe.backbone),
+        fleet=_plain(options.make(FleetOptions, recipe.fleet, "fleet")),
+        evaluate=_plain(options.make(EvaluateOptions, recipe.evaluate, "evaluate")),
+        guards=guards.filled(recipe.guards),
+    )
+    founders = recipe.per_round or recipe.clients - recipe.newcomers
+    guards.check(recipe.guards, build_method(recipe), min(founders, recipe.newcomers or founders))
+    return recipe
+
+
+def _inverts(content: Mapping[str, Any]) -> bool:
+    """Say whether a recipe's method learns a word of a text-to-image model."""
+    method = content.get("method")
+    name = method.get("name") if isinstance(method, dict) else None
+    return isinstance(name, str) and registry.find_method(name.removesuffix(PROMPTED)).inverts
+
+
+def check_device(device: str) -> None:
+    """Refuse a device name that torch would not know."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+        raise choice("device", device, ["auto", "cpu", "cuda"])
+
+
+def _named(table: Table, what: str) -> tuple[str, Table]:
+    rest = dict(table)
+    name = rest.pop("name", None)
+    if not isinstance(name, str):
+        raise PromptFedError(f"{what}.name is missing in the recipe; `promptfed list` shows the choices.")
+    return name, rest
+
+
+def _fill(table: Table, what: str, registry: Mapping[str, type]) -> Table:
+    name, given = _named(table, what)
+    kind, colon, path = name.partition(":")
+    if kind == "file" and what == "partition":
+        if given:
+            raise PromptFedError(f"A saved partition takes no keys: leave out partition.{next(iter(given))}.")
+        return {"name": name}
+    noun = "data set" if what == "data" else what
+    if kind not in registry:
+        raise choice(noun, kind, registry, "the recipe")
+    takes_path = "path" in options.hints(registry[kind])
+    if takes_path and not path:
+        raise PromptFedError(f'{noun.capitalize()} "{kind}" needs a path: write {what}.name={kind}:PATH.')
+    if colon and not takes_path:
+        raise PromptFedError(f'{noun.capitalize()} "{kind}" takes no path: write {what}.name={kind}.')
+    own = {"path": path} if takes_path else {}
+    made: Any = options.make(registry[kind], given, what, own)
+    return {"name": name} | {key: value for key, value in _plain(made).items() if key not in own}
+
+
+def _fill_backbone(table: Table) -> Table:
+    """Fill in a backbone's options; it is built once the images' size is known."""
+    name, given = _named(table, "backbone")
+    if name not in BACKBONES:
+        raise choice("backbone", name, BACKBONES, "the recipe")
+    fixed = {"shape": None, "classes": None, "names": None}
+    return (
+        {"name": name} | options.defaults(BACKBONES[name]) | options.checked(BACKBONES[name], given, "backbone", fixed)
+    )
+
+
+def _fill_method(table: Table, prompt: Table) -> tuple[Table, Table]:
+    """Fill in a method's options, and those of its visual prompt if it has one; the method's name then says so."""
+    name, given = _named(table, "method")
+    plain = name.removesuffix(PROMPTED)
+    kind = registry.find_method(plain)
+    preset = given.pop("preset", None)
+    if preset is not None:
+        if preset not in kind.presets:
+            raise choice("preset", str(preset), kind.presets, f"method {name}")
+        given = {**kind.presets[str(preset)], **given}
+    made = options.make(kind, given, "method")
+    if not prompt and name == plain:
+        return {"name": name} | _plain(made), {}
+    wrapped = _plain(_prompted(made, _sized(prompt)))
+    del wrapped["inner"]
+    return {"name": plain + PROMPTED} | _plain(made), wrapped
+
+
+def _sized(prompt: Table) -> Table:
+    """Return a prompt's options with the frame's `pad`, as papers call it, under the name it shares with patches."""
+    if "pad" not in prompt:
+        return prompt
+    if "size" in prompt or prompt.get("kind", "frame") != "frame":
+        raise PromptFedError("prompt.pad is another name for the prompt.size of a frame; give prompt.size alone.")
+    return {"size" if key == "pad" else key: value for key, value in prompt.items()}
+
+
+def _prompted(method: Method, prompt: Table) -> WithFrame:
+    """Return the method with a visual prompt, unless the two do not go together."""
+    if method.name == "pfedpt":
+        raise PromptFedError("pfedpt has a prompt of its own: set method.prompt and method.size, not [prompt].")
+    if method.reads == "features":
+        raise PromptFedError(
+            f"{method.name} reads features that are computed once, and [prompt] changes pixels; leave [prompt] out."
+        )
+    return options.make(WithFrame, prompt, "prompt", {"inner": method})
+
+
+def _plain(made: Any) -> Table:
+    return {item.name: getattr(made, item.name) for item in fields(made)}
+
+
+def build_method(recipe: Recipe) -> Method:
+    """Return the recipe's method."""
+    name, given = _named(recipe.method, "method")
+    method = options.make(registry.find_method(name.removesuffix(PROMPTED)), given, "method")
+    return _prompted(method, recipe.prompt) if recipe.prompt else method
+
+
+def training(recipe: Recipe) -> Recipe:
+    """Return the recipe without the options that matter in testing alone: equal ones train the same."""
+    testing = registry.find_method(str(recipe.method["name"]).removesuffix(PROMPTED)).testing
+    return replace(recipe, method={key: value for key, value in recipe.method.items() if key not in testing})
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+def flatten(recipe: Recipe) -> Table:
+    """Return the recipe under dotted keys."""
+    return {".".join(path): value for path, value in nested.leaves(asdict(recipe))}
+
+
+def dump(recipe: Recipe) -> str:
+    """Return the recipe as TOML."""
+    return nested.to_toml(asdict(recipe))

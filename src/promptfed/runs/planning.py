@@ -1,0 +1,187 @@
+"""From a recipe to all that it names: the method, the images, the clients, and the round loop ready to run."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from promptfed.backbones import BACKBONES
+from promptfed.backbones.cached import Cached
+from promptfed.core import options
+from promptfed.core.errors import PromptFedError
+from promptfed.core.method import Method, Task
+from promptfed.core.tree import Tree
+from promptfed.data import open_dataset
+from promptfed.data.batches import Pool, Shards
+from promptfed.data.dataset import Dataset
+from promptfed.data.features import features_of, views_of
+from promptfed.data.partition import POOLED, Partition, make_partition
+from promptfed.data.partitioners import domain_last
+from promptfed.data.split import evaluated_on, validated
+from promptfed.federation import guards
+from promptfed.federation.fleet import Fleet, OneByOne, Stacked
+from promptfed.federation.guards import Guards
+from promptfed.federation.loop import Loop, Settings, rng_for
+from promptfed.federation.sampling import choose
+from promptfed.federation.store import Store
+from promptfed.results.folder.record import Record
+from promptfed.runs import config
+from promptfed.runs.config import EvaluateOptions, FleetOptions, Recipe
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A recipe with everything it names found: the method, the images, who holds which, what is learned, and where."""
+
+    recipe: Recipe
+    method: Method
+    dataset: Dataset
+    partition: Partition
+    task: Task
+    device: torch.device
+
+
+def prepare(recipe: Recipe, method: Method | None, saved: Path | None) -> Plan:
+    """Find everything a recipe names; who holds which images is read from `saved`, if there is such a file."""
+    given = dict(recipe.data)
+    dataset = open_dataset(str(given.pop("name")), **given)
+    rule, split = dict(recipe.partition), recipe.evaluate["split"]
+    pooled = str(rule["name"]).startswith(POOLED)
+    dataset = evaluated_on(dataset, "test" if pooled else split, recipe.seed)
+    if rule.get("unseen"):
+        dataset = domain_last(dataset, str(rule["unseen"]))
+    again = saved is not None and saved.exists()
+    name = f"file:{saved}" if again else str(rule.pop("name"))
+    partition = make_partition(name, {} if name.startswith("file:") else rule, dataset, recipe.clients, recipe.seed)
+    if pooled and split == "val" and not again:
+        partition = validated(partition, dataset, recipe.seed)
+    device = pick_device(recipe.device)
+    task = make_task(recipe, dataset.sides, dataset.classes, device)
+    _check_size(recipe, task)
+    if task.backbone.statistics is not None:
+        mean, std = task.backbone.statistics
+        dataset = replace(dataset, mean=mean, std=std)
+    return Plan(recipe, method or config.build_method(recipe), dataset, partition, task, device)
+
+
+def _check_size(recipe: Recipe, task: Task) -> None:
+    """Refuse to teach a model that draws large pictures from small copies of photographs."""
+    size, side = recipe.data.get("size"), getattr(task.backbone, "side", None)
+    if isinstance(size, int) and isinstance(side, int) and size < side:
+        raise PromptFedError(
+            f"data.size={size} is less than the {side} pixels a side that the backbone draws; set data.size={side}."
+        )
+
+
+def pick_device(name: str) -> torch.device:
+    """Return the device of that name; `auto` is a GPU if there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise PromptFedError(f"device={name} was asked for, but torch sees no GPU here; use device=cpu.")
+    return torch.device(name)
+
+
+def make_task(recipe: Recipe, sides: tuple[int, int], classes: tuple[str, ...], device: torch.device) -> Task:
+    """Return what is being learned: the recipe's backbone for images of this height and width, and these classes."""
+    given = dict(recipe.backbone)
+    kind = BACKBONES[str(given.pop("name"))]
+    fixed: dict[str, object] = {"shape": (3, *sides), "classes": len(classes)}
+    if "names" in options.hints(kind):  # a text tower reads the classes' names
+        fixed["names"] = classes
+    backbone: Any = options.make(kind, given, "backbone", fixed)
+    return Task(backbone.to(device), classes, recipe.clients - recipe.newcomers)
+
+
+def make_loop(plan: Plan, record: Record) -> Loop:
+    """Build the run's clients and its round loop."""
+    recipe, method, dataset, task = plan.recipe, plan.method, plan.dataset, plan.task
+    if method.reads == "features":
+        task = replace(task, backbone=Cached(task.backbone))
+    fleet_options = options.make(FleetOptions, recipe.fleet, "fleet")
+    evaluate = options.make(EvaluateOptions, recipe.evaluate, "evaluate")
+    pool = _pool(plan)
+    shards = Shards(
+        pool, plan.partition.train, plan.partition.test, recipe.seed, method.draws(task), _unseen(recipe, dataset)
+    )
+
+    def fresh(client: int) -> Tree:
+        data = shards.data([client], 0, stacked=False)
+        return method.init_client(task, data, rng_for(recipe.seed, client))
+
+    store = Store(fresh, record.checkpoint, fleet_options.memory_mb)
+    stacked = fleet_options.name == "stacked" or (fleet_options.name == "auto" and plan.device.type == "cuda")
+    fleet: Fleet = OneByOne(method, task, shards, store)
+    if stacked:
+        fleet = Stacked(method, task, shards, store, fleet_options.width or recipe.per_round or recipe.clients)
+    founders = recipe.clients - recipe.newcomers
+    guarded = guards.build(recipe.guards, method, recipe.seed, founders, recipe.per_round or founders)
+    groups = _groups(recipe, shards, guarded)
+    settings = Settings(
+        recipe.seed,
+        affordable(recipe, guarded, groups),
+        recipe.per_round,
+        recipe.newcomers,
+        recipe.join_rounds,
+        evaluate.every,
+        evaluate.personal,
+        evaluate.after,
+        recipe.checkpoint_seconds,
+        dataset.domain_names,
+        groups,
+    )
+    return Loop(method, task, fleet, shards, store, record, settings, guarded)
+
+
+def _unseen(recipe: Recipe, dataset: Dataset) -> list[NDArray[np.int64]]:
+    """Return the test images of the domain that is left out, which is the last one; there may be none."""
+    if not recipe.partition.get("unseen"):
+        return []
+    last = len(dataset.domain_names) - 1
+    return [np.flatnonzero(dataset.dealt & dataset.test & (dataset.domains == last))]
+
+
+def _groups(recipe: Recipe, shards: Shards, guarded: Guards) -> tuple[int, ...]:
+    """Return the domain of every first client if one of each is drawn, else nothing."""
+    if recipe.sampling == "uniform":
+        return ()
+    groups = tuple(shards.facts(range(len(shards) - recipe.newcomers))["domain"].tolist())
+    if recipe.per_round != len(set(groups)):
+        raise PromptFedError(
+            f"sampling=one-per-domain draws a client of each domain: set per_round={len(set(groups))}, "
+            f"not {recipe.per_round}."
+        )
+    if guarded.accountant is not None and guarded.accountant.place == "central":
+        raise PromptFedError("Central noise is accounted for uniform draws only; set sampling=uniform.")
+    return groups
+
+
+def affordable(recipe: Recipe, guarded: Guards, groups: tuple[int, ...] = ()) -> int:
+    """Return how many of the recipe's rounds its privacy budget allows; who takes part is known beforehand."""
+    accountant, founders = guarded.accountant, recipe.clients - recipe.newcomers
+    if accountant is None or not accountant.budget:
+        return recipe.rounds
+    drawn = (choose(recipe.seed, t, founders, recipe.per_round, groups).tolist() for t in range(recipe.rounds))
+    allowed = accountant.affordable(drawn)
+    if not allowed:
+        raise PromptFedError(f"guards.budget={accountant.budget:g} allows no round; raise it, or guards.noise.")
+    if recipe.newcomers and recipe.join_rounds > (most := accountant.most(founders)):
+        raise PromptFedError(f"guards.budget={accountant.budget:g} allows newcomers {most} rounds; lower join_rounds.")
+    return allowed
+
+
+def _pool(plan: Plan) -> Pool:
+    """Return the images, or what the frozen backbone makes of them where the method reads no more than that."""
+    if plan.method.reads == "pixels":
+        return Pool(plan.dataset, plan.device)
+    backbone = plan.task.backbone
+    if not backbone.fingerprint:
+        name = plan.recipe.method["name"]
+        wanted = plan.method.backbone
+        raise PromptFedError(f"Method {name} reads the features of a pretrained backbone; set backbone.name={wanted}.")
+    features = features_of(plan.dataset, backbone, plan.device)
+    views = {"views": views_of(plan.dataset, backbone, plan.device, plan.method.views)} if plan.method.views else {}
+    return Pool(plan.dataset, plan.device, features, views)

@@ -1,0 +1,87 @@
+"""What can be named: methods, of this package and of others, and the recipes and tables that are shipped."""
+
+import importlib
+import pkgutil
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+
+import promptfed.methods
+from promptfed.core.errors import PromptFedError, choice
+from promptfed.core.method import Method
+from promptfed.methods.with_frame import WithFrame
+from promptfed.runs.cells import SUFFIX, Cell, read_cells
+
+RECIPES = Path(__file__).parent / "recipes"
+
+
+def methods() -> dict[str, type[Method]]:
+    """Return every method by name: the package's own, then those other packages announce by entry point."""
+    found: dict[str, type[Method]] = {}
+    for module in pkgutil.iter_modules(promptfed.methods.__path__):
+        names = vars(importlib.import_module(f"promptfed.methods.{module.name}")).values()
+        for kind in names:
+            own = isinstance(kind, type) and issubclass(kind, Method) and kind.__module__.endswith(module.name)
+            if own and kind is not WithFrame:  # which is no method without another one
+                found[kind.name] = kind
+    for point in _announced():
+        if point.name in found:
+            raise PromptFedError(f'Two methods are called "{point.name}": the other comes from {point.value}.')
+        found[point.name] = point.load()
+    return found
+
+
+@cache  # looking through all installed packages takes longer than the rest of a recipe
+def _announced() -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group="promptfed.methods"))
+
+
+def find_method(name: str) -> type[Method]:
+    """Return the method of that name, or the class at a dotted path such as "pkg.mine:MyMethod"."""
+    if ":" not in name:
+        known = methods()
+        if name not in known:
+            raise choice("method", name, known)
+        return known[name]
+    module, _, attribute = name.partition(":")
+    try:
+        kind = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise PromptFedError(f'There is no method "{name}": {error}.') from error
+    if not (isinstance(kind, type) and issubclass(kind, Method)):
+        raise PromptFedError(f'"{name}" is no Method: it must be a subclass of promptfed.Method.')
+    if issubclass(kind, WithFrame):
+        raise PromptFedError(f"{name} wraps another method: name that one, and give prompt.kind beside it.")
+    return kind
+
+
+@cache  # the package's own files stay as they are, and there are hundreds of cells
+def recipes() -> dict[str, Path]:
+    """Return the shipped recipes by name; a table's cell, such as "pfedpg/t1-office/fedvpt", leads to the table."""
+    found: dict[str, Path] = {}
+    for path in sorted(RECIPES.rglob("*.toml")):
+        name = path.relative_to(RECIPES).as_posix().removesuffix(".toml").removesuffix(".table")
+        if path.name.endswith(SUFFIX):
+            found |= {f"{name}/{cell}": path for cell in _cells(path)}
+        else:
+            found[name] = path
+    return found
+
+
+@cache
+def tables() -> dict[str, Path]:
+    """Return the shipped tables of papers by name, such as "pfedpg/t1-office"."""
+    return {
+        path.relative_to(RECIPES).as_posix().removesuffix(SUFFIX): path for path in sorted(RECIPES.rglob(f"*{SUFFIX}"))
+    }
+
+
+@cache
+def _cells(path: Path) -> dict[str, Cell]:
+    return read_cells(path, path.relative_to(RECIPES).as_posix().removesuffix(SUFFIX)).cells()
+
+
+def cell(path: Path, name: str) -> Cell:
+    """Return the cell that `recipes` calls `name`, of the table at `path`."""
+    table = path.relative_to(RECIPES).as_posix().removesuffix(SUFFIX)
+    return _cells(path)[name.removeprefix(f"{table}/")]

@@ -1,0 +1,322 @@
+"""FID, KID and likeness on numbers worked out by hand, and what a run's quality.json holds."""
+
+import json
+import math
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from promptfed.analysis import quality
+from promptfed.analysis.generate import Brush
+from promptfed.analysis.quality import (
+    Judge,
+    Wish,
+    caution,
+    chosen,
+    fid,
+    find_features,
+    kid,
+    likeness,
+    measure,
+    real_images,
+    sent,
+)
+from promptfed.backbones.clip_checkpoint import EMBEDDED
+from promptfed.core.errors import PromptFedError
+from promptfed.data.shops import CLASSES, load_shops
+from promptfed.federation.loop import rng_for
+from promptfed.results.report.measured import words
+from promptfed.runs.finished import Finished, open_run
+from support.command import promptfed
+from support.inverted_runs import classified, inverted, painted, painting
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def with_a_painter() -> Iterator[None]:
+    with painting():
+        yield
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    parent = tmp_path_factory.mktemp("runs")
+    return {name: inverted(name, parent) for name in ("relic", "ti-local")}
+
+
+@pytest.fixture(scope="module")
+def relic(folders: dict[str, Path]) -> Finished:
+    return open_run(folders["relic"])
+
+
+class Means:
+    """Features that are the means of the three channels."""
+
+    name = "means"
+
+    def __call__(self, pictures: Tensor) -> Tensor:
+        return pictures.mean((-2, -1))
+
+    def texts(self) -> Tensor | None:
+        return torch.eye(3)
+
+
+# -- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def test_fid_of_gaussians_by_hand() -> None:
+    # means (0, 0) and (3, 4); variances 2, 0 and 8, 0 along the first axis: 25 + 2 + 8 − 2 √16
+    one = torch.tensor([[-1.0, 0], [1, 0]])
+    two = torch.tensor([[1.0, 4], [5, 4]])
+    assert fid(one, two) == pytest.approx(25 + 2 + 8 - 2 * 4)
+    assert fid(one, one) == pytest.approx(0, abs=1e-12)
+
+
+def test_fid_knows_correlations() -> None:
+    # covariances [[2, 2], [2, 2]] and [[2, −2], [−2, 2]] have nothing in common: tr 4 + 4 − 0
+    one, two = torch.tensor([[1.0, 1], [-1, -1]]), torch.tensor([[1.0, -1], [-1, 1]])
+    assert fid(one, two) == pytest.approx(8)
+
+
+def test_fid_of_one_image_is_a_distance_and_a_spread() -> None:
+    assert fid(torch.tensor([[1.0, 1]]), torch.tensor([[0.0, 1], [4, 1]])) == pytest.approx(1 + 8)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), count=st.integers(2, 30), other=st.integers(2, 30), width=st.integers(1, 6))
+def test_fid_is_the_textbooks(seed: int, count: int, other: int, width: int) -> None:
+    rng = np.random.default_rng(seed)
+    one, two = rng.normal(size=(count, width)), rng.normal(size=(other, width)) * 2 + 1
+    first, second = (np.atleast_2d(np.cov(x, rowvar=False)) for x in (one, two))
+    roots = np.sqrt(np.linalg.eigvals(first @ second).astype(complex)).real.sum()
+    expected = np.square(one.mean(0) - two.mean(0)).sum() + np.trace(first) + np.trace(second) - 2 * roots
+    assert fid(torch.from_numpy(one), torch.from_numpy(two)) == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    assert fid(torch.from_numpy(two), torch.from_numpy(one)) == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+def test_kid_by_hand() -> None:
+    # in one feature the kernel is (xy + 1)³: pairs within 0, 1 give 1, within 1, 2 give 27; between: 1, 1, 8, 27
+    one, two = torch.tensor([[0.0], [1.0]]), torch.tensor([[1.0], [2.0]])
+    assert kid(one, two) == pytest.approx(1 + 27 - 2 * (1 + 1 + 8 + 27) / 4)
+    # in two features products are halved: within (2, 0), (0, 2) it is 1; with (2, 2) each gives (4/2 + 1)³ = 27
+    one, two = torch.tensor([[2.0, 0], [0, 2]]), torch.tensor([[2.0, 2], [2, 2]])
+    assert kid(one, two) == pytest.approx(1 + 125 - 2 * 27)
+    assert kid(one[:1], two) is None
+
+
+def test_likeness_by_hand() -> None:
+    assert likeness(torch.tensor([[2.0, 0]]), torch.tensor([[0.0, 1], [3, 3]])) == pytest.approx(math.sqrt(0.5) / 2)
+
+
+def test_small_samples_are_warned_of() -> None:
+    assert "1 image has no spread" in caution(1, 50, 8)
+    assert caution(100, 50, 2048) == "50 images in 2,048 features: the FID is biased upwards; compare equal counts only"
+    assert caution(100, 50, 49) == ""
+
+
+def test_images_are_chosen_evenly() -> None:
+    assert chosen(np.arange(10), 3).tolist() == [0, 3, 6]
+    assert chosen(np.arange(3), 10).tolist() == [0, 1, 2]
+
+
+# -- features ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_embedded_dual_encoder_knows_clothes() -> None:
+    shops = load_shops()
+    rows = np.flatnonzero(shops.test & (shops.domains == 0) & np.isin(shops.labels, (1, 8)))[::10]
+    found = find_features("clip", CLASSES, CPU)
+    features = found(torch.from_numpy(shops.images[rows]).movedim(-1, -3) / 127.5 - 1)
+    texts = found.texts()
+    assert texts is not None
+    assert found.name == "clip embedded"
+    said = (torch.nn.functional.normalize(features, dim=-1) @ texts.mT)[:, [1, 8]].argmax(1)
+    assert (said == torch.from_numpy(shops.labels[rows] == 8)).float().mean() > 0.9
+
+
+def test_a_folder_of_weights_is_called_by_its_name(tmp_path: Path) -> None:
+    shutil.copytree(EMBEDDED, tmp_path / "mine")
+    assert find_features(f"clip:{tmp_path / 'mine'}", CLASSES, CPU).name == "clip mine"
+
+
+class Doubles(torch.nn.Module):
+    def forward(self, x: Tensor, return_features: bool = False) -> Tensor:
+        means = x.float().mean((2, 3))
+        return means * 2 if return_features else means
+
+
+class Sums(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.float().sum((2, 3))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(("network", "expected"), [(Doubles(), [510.0, 0, 0]), (Sums(), [1020.0, 0, 0])])
+def test_torchscript_sees_bytes_and_returns_features(
+    network: torch.nn.Module, expected: list[float], tmp_path: Path
+) -> None:
+    path = tmp_path / "inception.pt"
+    torch.jit.save(torch.jit.script(network), path)
+    found = find_features(f"inception:{path}", ("a",), CPU)
+    red = torch.tensor([1.0, -1, -1]).view(1, 3, 1, 1).expand(2, 3, 2, 2)
+    assert found(red).tolist() == [expected, expected]
+    assert (found.name, found.texts()) == ("inception inception.pt", None)
+
+
+def test_torchmetrics_own_network_is_used_if_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def network(*words: Any) -> torch.nn.Module:
+        asked.append(words)
+        return Sums()
+
+    monkeypatch.setitem(sys.modules, "torchmetrics.image.fid", SimpleNamespace(NoTrainInceptionV3=network))
+    found = find_features("torchmetrics", ("a",), CPU)
+    assert asked == [("inception-v3-compat", ["2048"])]
+    assert found(torch.ones(1, 3, 1, 1)).tolist() == [[255, 255, 255]]
+
+
+def test_bad_features_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "text.pt").write_text("no network")
+    monkeypatch.setitem(sys.modules, "torchmetrics.image.fid", None)
+    for name, sentence in (
+        ("clop", 'Unknown features "clop"; did you mean "clip"?'),
+        ("inception", "Unknown features"),
+        (f"inception:{tmp_path / 'none.pt'}", "There is no file"),
+        (f"inception:{tmp_path / 'text.pt'}", "is no TorchScript network"),
+        ("torchmetrics", "needs: pip install torchmetrics"),
+    ):
+        with pytest.raises(PromptFedError, match=sentence.replace("?", r"\?")):
+            find_features(name, ("a",), CPU)
+
+
+# -- a run ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_judge_by_hand(relic: Finished) -> None:
+    real = relic.plan.partition.train[0]  # eight images that are all red
+    red = torch.tensor([1.0, -1, -1]).view(1, 3, 1, 1).expand(4, 3, 8, 8)
+    found = Judge(relic, Means(), real)(red)
+    assert (found["real"], found["drawn"]) == (8, 4)
+    assert found["text"] == pytest.approx(3**-0.5)  # class 0's text is the first axis
+    known = torch.from_numpy(relic.plan.dataset.images[real]).movedim(-1, -3).double().mean((2, 3)) / 127.5 - 1
+    assert found["image"] == pytest.approx(likeness(known, red.double().mean((2, 3))), rel=1e-5)
+    assert found["fid"] == pytest.approx(fid(known, red.double().mean((2, 3))), rel=1e-4)
+    assert found["caution"] == ""
+
+
+def test_what_is_sent_leaves_nothing_behind(relic: Finished) -> None:
+    before = {client: relic.own(client) for client in range(3)}
+    once, twice = sent(relic, [0, 2]), sent(relic, [2])
+    assert once["word"].shape == (2, 1, 12)
+    assert once["word"][1].equal(twice["word"][0])
+    for client, (down, personal) in before.items():
+        now = relic.own(client)
+        assert all(now[0][name].equal(value) for name, value in down.items())
+        assert all(now[1][name].equal(value) for name, value in personal.items())
+    with pytest.raises(PromptFedError, match="not 3"):
+        sent(relic, [3])
+
+
+def test_words_of_a_run(relic: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quality, "find_features", lambda *_: Means())
+    found = measure(relic, Wish(Brush(count=4), clients=2, own=3, real=6))
+    assert [(line["word"], line.get("client")) for line in found["words"]] == [
+        ("global", None), ("global", 0), ("sent", 0), ("client", 0), ("global", 1), ("sent", 1), ("client", 1),
+    ]  # fmt: skip
+    assert [(line["real"], line["drawn"]) for line in found["words"]] == [(6, 4), *[(8, 3)] * 6]
+    assert (found["features"], found["rounds"], found["round"]) == ("means", [], 2)
+    assert json.loads((relic.folder / "quality.json").read_text()) == found
+    everyone = np.unique(np.concatenate(relic.plan.partition.train))
+    pictures = painted(relic.loop.server["word"]).expand(4, -1, -1, -1)
+    assert found["words"][0] == {"word": "global", **Judge(relic, Means(), chosen(everyone, 6))(pictures)}
+    own = Judge(relic, Means(), relic.plan.partition.train[1])(pictures[:3])
+    assert found["words"][4] == {"word": "global", "client": 1, **own}
+
+
+def test_few_images_in_one_place_are_compared_with_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quality, "find_features", lambda *_: Means())
+    central = open_run(inverted("ti-central", tmp_path, "clients=1"))  # one client, one of the three colours
+    own = central.plan.partition.train[0]
+    assert len(own) == 8
+    assert real_images(central, "own").tolist() == own.tolist()
+    assert real_images(central, "all").tolist() == list(range(24)), "the 12 test images are not among them"
+    pictures = painted(central.loop.server["word"]).expand(4, -1, -1, -1)
+    found = measure(central, Wish(Brush(count=4), clients=0))
+    assert found["against"] == "all"
+    assert found["words"] == [{"word": "global", **Judge(central, Means(), np.arange(24))(pictures)}]
+    found = measure(central, Wish(Brush(count=4), clients=0, every=1, against="own"))
+    assert found["against"] == "own"
+    assert found["words"] == [{"word": "global own", **Judge(central, Means(), own)(pictures)}]
+    assert [line["real"] for line in found["rounds"]] == [8, 8, 8]
+
+
+def test_all_and_own_images_by_hand(relic: Finished) -> None:
+    # a picture with channel means 0; the images' means are those of their colours, up to noise
+    grey = torch.zeros(1, 3, 8, 8)
+    means = relic.plan.dataset.images[:24].mean((1, 2)) / 127.5 - 1
+    for real in (np.arange(24), relic.plan.partition.train[1]):
+        some = means[real]
+        expected = np.square(some.mean(0)).sum() + some.var(0, ddof=1).sum()  # one picture has no covariance
+        assert Judge(relic, Means(), real)(grey)["fid"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_curve_ends_where_the_run_did(relic: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quality, "find_features", lambda *_: Means())
+    kept = (relic.folder / "rounds.jsonl").read_bytes()
+    judge = Judge(relic, Means(), chosen(real_images(relic, "all"), 50))
+    found = measure(relic, Wish(Brush(count=2), clients=0, every=1))
+    assert [line["round"] for line in found["rounds"]] == [0, 1, 2]
+    first, last, end = found["rounds"][0], found["rounds"][2], found["words"][0]
+    start = relic.loop.method.init_server(relic.task, rng_for(relic.plan.recipe.seed, "server"))["word"]
+    assert first == {"round": 0, **judge(painted(start).expand(2, -1, -1, -1))}
+    assert {key: last[key] for key in ("fid", "kid", "image")} == {key: end[key] for key in ("fid", "kid", "image")}
+    assert len({line["fid"] for line in found["rounds"]}) == 3
+    assert (relic.folder / "rounds.jsonl").read_bytes() == kept
+
+
+def test_without_a_server_there_are_clients_words(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quality, "find_features", lambda *_: Means())
+    found = measure(open_run(folders["ti-local"]), Wish(Brush(count=2), clients=1, every=1))
+    assert [(line["word"], line["client"]) for line in found["words"]] == [("client", 0)]
+    assert found["rounds"] == []
+
+
+def test_the_table_says_what_is_too_small() -> None:
+    line = {"word": "sent", "client": 3, "fid": 1.5, "kid": None, "image": 0.25, "text": None, "real": 1, "drawn": 8}
+    shown = words([{"method": "relic", "words": [line | {"caution": caution(1, 8, 64)}]}])
+    assert [cell.text for cell in shown.rows[0][:-1]] == ["relic", "sent", "3", "1.50", "–", "0.250", "–", "1 / 8"]
+    assert "1 image has no spread" in shown.to_markdown()
+    assert shown.to_csv().splitlines()[0] == "method,word,client,fid,kid,image,text,real,drawn,note"
+
+
+def test_the_command(folders: dict[str, Path]) -> None:
+    done = promptfed("quality", *folders.values(), "--count", 2, "--own", 2, "--clients", 1, "--format", "markdown")
+    assert (done.code, done.err) == (0, "")
+    rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in done.out.splitlines() if "| " in line][1:]
+    assert rows == [
+        ["relic", "global", "–"],
+        ["relic", "global", "0"],
+        ["relic", "sent", "0"],
+        ["relic", "client", "0"],
+        ["ti-local", "client", "0"],
+    ]
+    done = promptfed("quality", folders["relic"], "--count", 2, "--clients", 0, "--against", "own", "--format", "csv")
+    assert (done.code, done.out.splitlines()[1].split(",")[1]) == (0, "global own")
+    assert promptfed("quality", folders["relic"], "--against", "mine").code == 2
+
+
+def test_a_run_of_another_kind_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PromptFedError, match="learns no word"):
+        measure(open_run(classified("fedavg", tmp_path)), Wish(Brush()))

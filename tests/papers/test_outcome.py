@@ -1,0 +1,185 @@
+"""Ours beside the paper's in exact small numbers."""
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from promptfed.core.errors import PromptFedError
+from promptfed.papers.outcome import (
+    agreement,
+    difference,
+    headline,
+    paper_of,
+    papers_measure,
+    pool,
+    rank_correlation,
+    with_quality,
+)
+from promptfed.runs.cells import Figure
+from support.outcomes import cell, entry, measured, rounds_of, summary
+
+
+def test_two_seeds_become_mean_and_spread() -> None:
+    ours = pool({1: summary(0.9, 1.0, after=0.925), 0: summary(0.8, 0.9, after=0.875, recipe="q")}, {}, 2)
+    assert ours["mean"] == 90.0
+    assert ours["std"] == pytest.approx(7.0711)  # 10 / √2
+    assert ours["per_client"] == [85.0, 95.0]
+    assert (ours["before"], ours["after"]) == (25.0, 90.0)
+    assert ours["by_seed"] == {"0": 85.0, "1": 95.0}
+    assert ours["recipe_hashes"] == {"0": "q", "1": "r"}
+    # 96 bytes in 2 rounds to 2 clients
+    assert ours["traffic"] == {"down_floats": 6, "up_floats": 4, "down_bytes": 24.0, "up_bytes": 16.0}
+
+
+def test_one_seed_has_no_spread_and_no_run_no_numbers() -> None:
+    one, none = pool({3: summary(0.5, None)}, {}, 2), pool({}, {0: "Broken."}, 2)
+    assert (one["mean"], one["std"], one["per_client"], one["after"]) == (50.0, None, [50.0, None], None)
+    assert (none["mean"], none["std"], none["per_client"], none["traffic"]) == (None, None, [], None)
+    assert none["problems"] == {"0": "Broken."}
+
+
+def test_clients_of_other_partitions_are_not_averaged() -> None:
+    assert pool({0: summary(0.5), 1: summary(0.7, partition="q")}, {}, 1)["per_client"] == []
+
+
+def test_clients_without_test_images_have_no_mean() -> None:
+    assert pool({0: summary(None, None)}, {}, 2)["mean"] is None
+
+
+def test_the_papers_mean_is_over_the_clients_we_have() -> None:
+    figure = Figure(60.0, (50.0, 60.0, 70.5))
+    assert paper_of(cell(figure), 3) == {"mean": 60.0, "per_client": [50.0, 60.0, 70.5], "traffic": 12.0}
+    assert paper_of(cell(figure), 2) == {"mean": 55.0, "per_client": [50.0, 60.0], "traffic": 12.0}
+    assert paper_of(cell(Figure(60.0)), 2) == {"mean": 60.0, "per_client": [], "traffic": 12.0}
+    assert paper_of(cell(None), 2) is None
+
+
+# -- agreement with the paper -----------------------------------------------------------------------------------------
+
+
+def test_ours_minus_the_papers_by_either_measure() -> None:
+    both, lost = entry("a", 50.0, 53.5, weighted=61.25), entry("b", None, None)
+    assert (both["difference"], difference(both["ours"], both["paper"], "weighted")) == (-3.5, 7.75)
+    assert (lost["difference"], difference(lost["ours"], lost["paper"], "weighted")) == (None, None)
+
+
+def test_the_papers_figures_count_images_where_a_table_does() -> None:
+    assert papers_measure(["mean", "weighted"]) == "weighted"
+    assert [papers_measure([name]) for name in ("mean", "deployed", "fid")] == ["mean", "deployed", "fid"]
+
+
+def test_the_best_round_is_averaged_over_all_seeds_or_not_at_all() -> None:
+    assert pool({0: rounds_of(0.7), 1: rounds_of(0.8)}, {}, 2).get("best_weighted") == 75.0
+    for runs in ({0: rounds_of(0.7), 1: rounds_of(None)}, {0: rounds_of(None)}, {}):
+        ours = pool(runs, {}, 2)
+        assert "best_weighted" in ours
+        assert ours["best_weighted"] is None
+
+
+def test_rank_correlation_by_hand() -> None:
+    assert rank_correlation([1.0, 2.0, 3.0], [10.0, 20.0, 30.0]) == 1.0
+    assert rank_correlation([3.0, 2.0, 1.0], [10.0, 20.0, 30.0]) == -1.0
+    # ranks 0 1 2 3 against 1 0 2 3: 1 − 6 · 2 / (4 · 15)
+    assert rank_correlation([1.0, 2.0, 3.0, 4.0], [2.0, 1.0, 3.0, 4.0]) == 0.8
+    # equal values share the rank 1/2: (−1, 0, 1) against (−1/2, −1/2, 1) is 3/2 over √2 · √(3/2)
+    assert rank_correlation([1.0, 2.0, 3.0], [5.0, 5.0, 6.0]) == pytest.approx(0.8660, abs=1e-4)
+
+
+def test_too_little_to_rank() -> None:
+    assert rank_correlation([1.0, 2.0], [1.0, 2.0]) is None
+    assert rank_correlation([1.0, 2.0, None], [1.0, 2.0, 3.0]) is None
+    assert rank_correlation([1.0, 1.0, 1.0], [1.0, 2.0, 3.0]) is None
+
+
+@given(st.lists(st.integers(-5, 5), min_size=3, max_size=9), st.randoms(use_true_random=False))
+def test_rank_correlation_sees_nothing_but_order(values: list[int], shuffle: random.Random) -> None:
+    other = shuffle.sample(values, len(values))
+    found = rank_correlation([float(value) for value in values], [float(value) for value in other])
+    stretched = rank_correlation([math.exp(value) for value in values], [7.0 * value + 1 for value in other])
+    assert found == stretched
+    assert found is None or -1 <= found <= 1
+
+
+def test_agreement_and_what_is_far() -> None:
+    rows = [
+        entry("a", 50.0, 53.0, weighted=60.0),  # exactly three points are not more than three
+        entry("b", 60.0, 56.9, weighted=54.0),
+        entry("c", 70.0, 70.0, weighted=70.0),
+        entry("ours", 80.0, None),
+        entry("lost", None, 90.0, weighted=None),
+        entry("a", 50.0, 50.0, column="right", weighted=50.0),
+    ]
+    left, right = agreement(rows, ["mean"])
+    assert left == {"column": "left", "methods": 3, "rank_correlation": {"mean": 1.0}, "far": ["b"], "by": "mean"}
+    assert right == {"column": "right", "methods": 1, "rank_correlation": {"mean": None}, "far": [], "by": "mean"}
+    left, right = agreement(rows, ["mean", "weighted"])
+    # by weighted the first two change places: ranks 1 0 2 against 0 1 2, 1 − 6 · 2 / (3 · 8)
+    expected = {"weighted": 0.5, "mean": 1.0}
+    assert left == {"column": "left", "methods": 3, "rank_correlation": expected, "far": ["a"], "by": "weighted"}
+    assert list(left["rank_correlation"]) == ["weighted", "mean"]  # the paper's own comes first
+    assert (right["methods"], right["far"], right.get("by")) == (1, [], "weighted")
+
+
+def test_what_the_paper_prints_decides_what_is_far() -> None:
+    rows = [entry("far", 62.0, 62.5, weighted=50.0), entry("near", 61.16, 70.76, weighted=70.39)]
+    assert [one["far"] for one in agreement(rows, ["mean", "weighted"])] == [["far"]]
+    assert [one["far"] for one in agreement(rows, ["mean"])] == [["near"]]
+
+
+# -- other headlines --------------------------------------------------------------------------------------------------
+
+
+def domains(left: float, right: float, partition: str = "p") -> Any:
+    """Return a summary whose server's model scores so on two domains, and one client's trained model 0.75."""
+    made = summary(0.5, partition=partition)
+    made["accuracy"] |= {"deployed": {"all": 0.99, "left": left, "right": right}}
+    made["accuracy"] |= {"trained": {"mean": 0.75, "per_client": [0.75]}}
+    return made
+
+
+def test_the_servers_own_model_is_averaged_over_domains() -> None:
+    assert headline(domains(0.5, 0.75), "deployed") == {"mean": 0.625, "per_client": [0.5, 0.75]}
+    ours = pool({0: domains(0.5, 0.75), 1: domains(0.25, 0.75, partition="q")}, {}, 1, "deployed")
+    assert ours["mean"] == 56.25
+    assert ours["per_client"] == [37.5, 75.0]  # a domain is the same whatever the partition
+    assert ours["by_seed"] == {"0": 62.5, "1": 50.0}
+
+
+def test_without_domains_or_without_a_model() -> None:
+    assert headline({"accuracy": {"deployed": {"all": 0.5}}}, "deployed") == {"mean": 0.5, "per_client": [0.5]}
+    assert headline({"accuracy": {"deployed": None}}, "deployed") == {"mean": None, "per_client": []}
+    assert headline({"accuracy": {}}, "trained") == {"mean": None, "per_client": []}
+
+
+def test_models_before_the_last_aggregation() -> None:
+    assert pool({0: domains(0.5, 0.75)}, {}, 1, "trained")["per_client"] == [75.0]
+
+
+# -- distances --------------------------------------------------------------------------------------------------------
+
+
+def test_a_fid_is_no_percent(tmp_path: Path) -> None:
+    ours = pool({0: measured(tmp_path, 12.5), 1: measured(tmp_path, 13.5)}, {}, 2, "fid")
+    assert (ours["mean"], ours["by_seed"], ours["per_client"]) == (13.0, {"0": 12.5, "1": 13.5}, [])
+    assert ours["std"] == pytest.approx(0.7071)  # 1 / √2
+    assert ours["measured"] == "clip embedded, 50 pictures, 40 images"
+    assert "measured" not in pool({0: summary(0.5)}, {}, 2)
+
+
+def test_a_run_that_nobody_measured_has_no_fid(tmp_path: Path) -> None:
+    assert with_quality(summary(0.5), tmp_path) == summary(0.5)
+    for run in (summary(0.5), measured(tmp_path, 12.5, after_round=1)):  # it was trained further since
+        ours = pool({0: run}, {}, 2, "fid")
+        assert (ours["mean"], ours["measured"]) == (None, "")
+
+
+def test_measures_that_cannot_be_read(tmp_path: Path) -> None:
+    for damaged in ("{", "[]", "{}"):
+        (tmp_path / "quality.json").write_text(damaged)
+        with pytest.raises(PromptFedError, match=r"quality\.json is damaged; give promptfed quality .* again\."):
+            with_quality(summary(0.5), tmp_path)

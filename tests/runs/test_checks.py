@@ -1,0 +1,323 @@
+"""Methods that break one promise each are caught, by that promise."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from promptfed.core import local, ops, tree
+from promptfed.core.errors import PromptFedError
+from promptfed.core.method import Method, Task
+from promptfed.core.protocols import Batch, Data, Rng
+from promptfed.core.tree import Tree
+from promptfed.runs.checks import CLASSES, PROMISES, SIZES, BrokenPromiseError, check_method, toy_dataset, toy_loop
+
+CALLS = itertools.count()
+
+
+@dataclass(frozen=True)
+class Sound(Method):
+    """A shared body and a head of one's own: the broken methods below change one thing about it."""
+
+    name: ClassVar[str] = "sound"
+    lr: float = 0.05
+
+    def init_server(self, task: Task, rng: Rng) -> Tree:
+        return tree.drop(task.backbone.init(rng), ["head.weight", "head.bias"])
+
+    def init_client(self, task: Task, data: Data, rng: Rng) -> Tree:
+        return tree.pick(task.backbone.init(rng), ["head.weight", "head.bias"])
+
+    def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
+        tuned = local.sgd(self.loss, task, down, down | personal, data.batches(size=8), lr=self.lr)
+        return tree.pick(tuned, down), tree.pick(tuned, personal)
+
+    def deploy(self, task: Task, server: Tree) -> Tree:
+        return {}
+
+
+@dataclass
+class Thawed(Method):
+    """Not frozen."""
+
+    name: ClassVar[str] = "thawed"
+
+
+class Bare(Method):
+    """No dataclass at all."""
+
+    name: ClassVar[str] = "bare"
+
+
+@dataclass(frozen=True)
+class Unpicklable(Sound):
+    """Holds a function that has no name."""
+
+    act: Callable[[float], float] = field(default=lambda x: x)
+
+
+@dataclass(frozen=True)
+class ChangesDown(Sound):
+    """Writes into what it received."""
+
+    def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
+        down["norm.bias"].add_(1)
+        return super().fit(task, down, personal, data)
+
+
+@dataclass(frozen=True)
+class ChangesPersonal(Sound):
+    """Writes into its own tree instead of returning a new one."""
+
+    def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
+        personal["head.bias"].add_(1)
+        return super().fit(task, down, personal, data)
+
+
+@dataclass(frozen=True)
+class ChangesServer(Sound):
+    """Averages into the old server tree."""
+
+    def aggregate(self, task: Task, server: Tree, clients: Tensor, up: Tree, weights: Tensor) -> Tree:
+        for name, value in tree.mean(up, weights).items():
+            server[name].copy_(value)
+        return server
+
+
+@dataclass(frozen=True)
+class Leaks(Sound):
+    """Sends its head along."""
+
+    def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
+        up, after = super().fit(task, down, personal, data)
+        return up | after, after
+
+
+@dataclass(frozen=True)
+class Doubles(Sound):
+    """Has the head in two places."""
+
+    def init_server(self, task: Task, rng: Rng) -> Tree:
+        return task.backbone.init(rng)
+
+
+@dataclass(frozen=True)
+class Grows(Sound):
+    """Returns a longer personal tree every round."""
+
+    def init_client(self, task: Task, data: Data, rng: Rng) -> Tree:
+        return super().init_client(task, data, rng) | {"memory": torch.zeros(1)}
+
+    def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
+        up, after = super().fit(task, down, tree.drop(personal, ["memory"]), data)
+        memory = personal["memory"]
+        return up, after | {"memory": torch.cat([memory, memory], -1)}
+
+
+@dataclass(frozen=True)
+class Renames(Sound):
+    """Loses a name."""
+
+    def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
+        up, after = super().fit(task, down, personal, data)
+        return up, tree.drop(after, ["head.bias"])
+
+
+@dataclass(frozen=True)
+class LeaksLater(Sound):
+    """Sends its head along once it is trained, under its own name."""
+
+    def init_client(self, task: Task, data: Data, rng: Rng) -> Tree:
+        return super().init_client(task, data, rng) | {"rounds": torch.zeros(())}
+
+    def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
+        rounds = personal["rounds"]
+        up, after = super().fit(task, down, tree.drop(personal, ["rounds"]), data)
+        return up | (after if float(rounds.max()) > 0 else {}), after | {"rounds": rounds + 1}
+
+
+@dataclass(frozen=True)
+class Rounds(Sound):
+    """Keeps its head in double precision after the first round."""
+
+    def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
+        up, after = super().fit(task, down, personal, data)
+        return up, tree.map(torch.Tensor.double, after)
+
+
+@dataclass(frozen=True)
+class Hoards(Sound):
+    """Keeps every client's answer on the server."""
+
+    def aggregate(self, task: Task, server: Tree, clients: Tensor, up: Tree, weights: Tensor) -> Tree:
+        return super().aggregate(task, server, clients, up, weights) | {"answers": up["norm.bias"]}
+
+
+@dataclass(frozen=True)
+class Pads(Sound):
+    """Takes the places that hold no image for images."""
+
+    def loss(self, task: Task, start: Tree, params: Tree, batch: Batch) -> Tensor:
+        return ops.cross_entropy(task.backbone(params, batch["x"]), batch["y"], torch.ones_like(batch["mask"]))
+
+
+@dataclass(frozen=True)
+class Attached(Sound):
+    """Sends tensors that still want gradients."""
+
+    def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
+        up, after = super().fit(task, down, personal, data)
+        return tree.map(lambda value: value.clone().requires_grad_(), up), after
+
+
+@dataclass(frozen=True)
+class Mixes(Sound):
+    """Averages its loss over all clients of a stack."""
+
+    def loss(self, task: Task, start: Tree, params: Tree, batch: Batch) -> Tensor:
+        each = ops.cross_entropy(task.backbone(params, batch["x"]), batch["y"], batch["mask"])
+        return each / max(1, each.numel())
+
+
+@dataclass(frozen=True)
+class Peeks(Sound):
+    """Centres the weights over the stack."""
+
+    def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
+        up, after = super().fit(task, down, personal, data)
+        return up, tree.map(lambda value: value - value.mean(), after)
+
+
+@dataclass(frozen=True)
+class FirstWins(Sound):
+    """Takes the model of whoever comes first."""
+
+    def aggregate(self, task: Task, server: Tree, clients: Tensor, up: Tree, weights: Tensor) -> Tree:
+        return tree.row(up, 0)
+
+
+@dataclass(frozen=True)
+class Remembers(Sound):
+    """Counts its calls outside of every tree."""
+
+    def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
+        return replace(self, lr=self.lr / (1 + next(CALLS))).train(task, down, personal, data)
+
+    def train(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
+        return super().fit(task, down, personal, data)
+
+
+@dataclass(frozen=True)
+class Rolls(Sound):
+    """Draws from torch's own generator, whose state nobody saves."""
+
+    def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
+        up, after = super().fit(task, down, personal, data)
+        return tree.map(lambda value: value + 1e-3 * torch.randn_like(value), up), after
+
+
+@dataclass(frozen=True)
+class Ascends(Sound):
+    """Learns the wrong way round."""
+
+    def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
+        up, after = super().fit(task, down, personal, data)
+        return tree.map(lambda old, new: 2 * old - new, down, up), tree.map(lambda a, b: 2 * a - b, personal, after)
+
+
+@dataclass(frozen=True)
+class Idle(Sound):
+    """Learns nothing at all."""
+
+    def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
+        return down, personal
+
+
+@dataclass(frozen=True)
+class Restless(Sound):
+    """Claims to learn nothing, and learns."""
+
+    learns: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class Resends(Sound):
+    """Changes what it says it sends only once."""
+
+    once: ClassVar[tuple[str, ...]] = ("norm.bias",)
+
+
+@dataclass(frozen=True)
+class Forgets(Sound):
+    """Never sends what it says it sends once."""
+
+    once: ClassVar[tuple[str, ...]] = ("keys",)
+
+
+BROKEN: list[tuple[Method, str, str]] = [
+    (Thawed(), "frozen", "frozen dataclass"),
+    (Bare(), "frozen", "frozen dataclass"),
+    (Unpicklable(), "frozen", "pickl"),
+    (ChangesDown(), "inputs", "`down`"),
+    (ChangesPersonal(), "inputs", "`personal`"),
+    (ChangesServer(), "inputs", "`server`"),
+    (Leaks(), "names", "would leave in `up`"),
+    (Doubles(), "names", "share"),
+    (Grows(), "names", "names, shapes and types"),
+    (Renames(), "names", "names, shapes and types"),
+    (LeaksLater(), "names", "would leave in `up`"),
+    (Rounds(), "names", "shapes and types"),
+    (Hoards(), "names", "`aggregate` must return"),
+    (Pads(), "padding", "hold no image"),
+    (Resends(), "names", "sent `once`"),
+    (Forgets(), "names", "sent `once`"),
+    (Attached(), "wire", "gradients"),
+    (Mixes(), "stacked", "one by one"),
+    (Peeks(), "stacked", "one by one"),
+    (FirstWins(), "order", "order of clients"),
+    (Remembers(), "resume", "resumed run"),
+    (Rolls(), "resume", "resumed run"),
+    (Ascends(), "learns", "loss must fall"),
+    (Idle(), "learns", "loss must fall"),
+    (Restless(), "learns", "must stay as it is"),
+]
+
+
+def test_the_sound_one_keeps_every_promise() -> None:
+    check_method(Sound())
+
+
+@pytest.mark.parametrize(("method", "promise", "words"), BROKEN, ids=lambda value: type(value).__name__)
+def test_broken(method: Method, promise: str, words: str) -> None:
+    with pytest.raises(BrokenPromiseError, match=words) as caught:
+        check_method(method, only=promise)
+    assert str(caught.value).startswith(f"{type(method).__name__} breaks a promise: ")
+
+
+@pytest.mark.parametrize(("method", "promise", "words"), BROKEN, ids=lambda value: type(value).__name__)
+def test_the_whole_suite_catches_it_too(method: Method, promise: str, words: str) -> None:
+    with pytest.raises(BrokenPromiseError):
+        check_method(method)
+
+
+def test_every_promise_is_broken_by_somebody() -> None:
+    assert {promise for _, promise, _ in BROKEN} == set(PROMISES)
+
+
+def test_an_unknown_promise_is_refused() -> None:
+    with pytest.raises(PromptFedError):
+        check_method(Sound(), only="fozen")
+
+
+def test_the_toy_task_is_as_hard_as_it_says(tmp_path: Path) -> None:
+    data, loop = toy_dataset(), toy_loop(Sound(), tmp_path / "run")
+    train: list[Any] = list(loop.shards.rows["train"])
+    assert [len(rows) for rows in train] == list(SIZES)
+    assert len(set(data.labels[train[2]])) == 1
+    assert len(set(data.labels.tolist())) == CLASSES
+    assert not data.test[train[1]].any()

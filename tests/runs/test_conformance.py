@@ -1,0 +1,118 @@
+"""Every method keeps every promise, in every variant; a failure names the method and the promise."""
+
+import pytest
+
+from promptfed.core.method import Method
+from promptfed.methods.clip_fc import CLIPFC
+from promptfed.methods.clip_zs import CLIPZS
+from promptfed.methods.fed_cocoop import FedCoCoOp
+from promptfed.methods.fedapt import FedAPT
+from promptfed.methods.fedavg import FedAvg
+from promptfed.methods.fedbabu import FedBABU
+from promptfed.methods.fedclip import FedCLIP
+from promptfed.methods.fedmtl import FedMTL
+from promptfed.methods.fedper import FedPer
+from promptfed.methods.fedprox import FedProx
+from promptfed.methods.fedrep import FedRep
+from promptfed.methods.fedrod import FedRoD
+from promptfed.methods.fedvpt import FedVPT
+from promptfed.methods.fedvpt_d import FedVPTDeep
+from promptfed.methods.head_probe import HeadProbe
+from promptfed.methods.local_only import Local
+from promptfed.methods.moon import Moon
+from promptfed.methods.per_fedavg import PerFedAvg
+from promptfed.methods.pfedpg import PFedPG
+from promptfed.methods.pfedpt import PFedPT
+from promptfed.methods.promptfl import PromptFL
+from promptfed.methods.relic import RELIC, FedCPW, FedProto, FedTI, TICentral, TILocal
+from promptfed.methods.resnet_full import ResNetFull
+from promptfed.methods.resnet_tuning import ResNetTuning
+from promptfed.methods.singleset_full import SingleSetFull
+from promptfed.methods.singleset_vpt import SingleSetVPT
+from promptfed.methods.vit_full import ViTFull
+from promptfed.methods.vit_tuning import ViTTuning
+from promptfed.runs.checks import PROMISES, check_method
+from promptfed.runs.registry import methods
+
+# fewer epochs than the defaults: the promises are the same, the suite is faster
+VARIANTS: dict[str, Method] = {
+    "fedavg": FedAvg(lr=0.05, epochs=1, batch=8),
+    "fedavg with momentum and decay": FedAvg(lr=0.02, epochs=2, batch=8, momentum=0.9, weight_decay=0.01),
+    "fedavg without short batches": FedAvg(lr=0.05, epochs=1, batch=8, drop_last=True),
+    "fedavg with clipped gradients": FedAvg(lr=0.05, epochs=1, batch=8, clip=0.5),
+    "local": Local(lr=0.05, epochs=1, batch=8),
+    "local with momentum and decay": Local(lr=0.02, epochs=2, batch=8, momentum=0.9, weight_decay=0.01),
+    "pfedpt": PFedPT(lr=0.05, epochs=1, prompt_epochs=1, batch=8),
+    "pfedpt frame": PFedPT(prompt="frame", size=1, lr=0.05, epochs=1, prompt_epochs=2, batch=16),
+    "pfedpt patch": PFedPT(prompt="patch", size=3, lr=0.05, epochs=1, prompt_epochs=1, batch=8),
+    "pfedpt random patch": PFedPT(prompt="random-patch", size=3, lr=0.05, epochs=1, prompt_epochs=1, batch=8),
+    "pfedpt tokens": PFedPT(prompt="tokens", size=2, lr=0.05, epochs=1, prompt_epochs=1, batch=8),
+    "pfedpt joint": PFedPT(joint=True, lr=0.05, epochs=2, batch=8),
+    "pfedpt without momentum": PFedPT(prompt_momentum=0.0, lr=0.05, epochs=1, prompt_epochs=1, batch=8),
+    "pfedpt without short batches": PFedPT(drop_last=True, lr=0.05, epochs=1, prompt_epochs=1, batch=8),
+    "fedavg with fine-tuning": FedAvg(lr=0.05, epochs=1, batch=8, tune_epochs=1),
+    "fedprox": FedProx(lr=0.05, epochs=1, batch=8, mu=0.1),
+    "moon": Moon(lr=0.05, epochs=1, batch=8),
+    "fedper": FedPer(lr=0.05, epochs=1, batch=8),
+    "fedmtl": FedMTL(lr=0.05, epochs=1, batch=8),
+    "fedmtl as in PFLlib": FedMTL(compat="pfllib", lr=0.05, epochs=1, batch=8),
+    "fedvpt": FedVPT(tokens=2, lr=0.05, epochs=1, batch=8),
+    "fedvpt-d": FedVPTDeep(tokens=2, lr=0.05, epochs=1, batch=8),
+    "singleset-vpt": SingleSetVPT(tokens=2, lr=0.05, epochs=1, batch=8),
+    "singleset-full": SingleSetFull(epochs=1, batch=8),
+    "head-probe": HeadProbe(lr=0.05, epochs=1, batch=8),
+    "per-fedavg": PerFedAvg(epochs=2, batch=4, lr=0.02, alpha=0.02),
+    "per-fedavg of second order": PerFedAvg(order="second", epochs=2, batch=4, lr=0.02, alpha=0.02),
+    "fedrep": FedRep(epochs=1, head_epochs=1, batch=8),
+    "fedrod": FedRoD(epochs=1, batch=8),
+    "fedbabu": FedBABU(epochs=1, batch=8),
+    "fedbabu tuning all": FedBABU(epochs=1, batch=8, tune="all", tune_epochs=1),
+    "pfedpg": PFedPG(tokens=2, epochs=1, batch=8, lr=0.05),
+    "pfedpg mlp": PFedPG(generator="mlp", tokens=2, epochs=1, batch=8, lr=0.05),
+    "pfedpg adain": PFedPG(generator="adain", tokens=2, epochs=1, batch=8, lr=0.05),
+    "pfedpg without a generator": PFedPG(generator="none", tokens=2, epochs=1, batch=8, lr=0.05),
+    "pfedpg by Adam": PFedPG(optimiser="adam", tokens=2, epochs=1, batch=8, lr=0.05),
+    "pfedpg with a descriptor per token": PFedPG(descriptor_tokens="each", tokens=2, epochs=1, batch=8, lr=0.05),
+    "fedapt": FedAPT(domains=2, tokens=2, batch=8),
+    "fedapt with exact inference": FedAPT(inference="exact", domains=2, tokens=2, batch=8),
+    "fedapt with soft keys": FedAPT(keys="orthogonal", tau=1.0, renorm=True, domains=2, tokens=2, batch=8),
+    "fedapt without labels": FedAPT(mode="unsupervised", stage1=1, threshold=0.0, domains=2, tokens=2, batch=8),
+    "promptfl": PromptFL(tokens=2, batch=8),
+    "promptfl with one context": PromptFL(csc=False, tokens=2, batch=8),
+    "promptfl without labels": PromptFL(mode="unsupervised", csc=False, stage1=1, threshold=0.0, tokens=2, batch=8),
+    "fedclip": FedCLIP(lr=0.01, batch=8),
+    "fedclip of FedAPT": FedCLIP(adapter="sigmoid", optimiser="sgd", lr=0.05, weight_decay=1e-5, batch=8),
+    "fedclip in the batch": FedCLIP(against="batch", lr=0.01, batch=8),
+    "fedclip without labels": FedCLIP(mode="unsupervised", stage1=1, threshold=0.0, lr=0.01, batch=8),
+    "clip-fc": CLIPFC(batch=8),
+    "clip-zs": CLIPZS(),
+    "fed-cocoop": FedCoCoOp(tokens=2, lr=0.02, batch=8),
+    "vit-full": ViTFull(batch=8),
+    "vit-full by Adam": ViTFull(optimiser="adam", lr=1e-3, batch=8),
+    "vit-tuning": ViTTuning(batch=8),
+    "resnet-full": ResNetFull(batch=8),
+    "resnet-tuning": ResNetTuning(lr=0.5, batch=8),
+    "relic": RELIC(lr=0.05, epochs=1, repeats=1, batch=8),
+    "relic as printed": RELIC(
+        form="printed", relu=False, distance="norm", weighting="uniform", lr=0.05, epochs=1, repeats=1, batch=8
+    ),
+    "relic with two vectors": RELIC(vectors=2, first=4, mirror=False, lr=0.05, epochs=1, repeats=1, batch=8),
+    "fedti": FedTI(lr=0.05, epochs=1, repeats=1, batch=8),
+    "fedcpw": FedCPW(lr=0.05, epochs=1, repeats=1, batch=8),
+    "fedproto": FedProto(lr=0.05, epochs=1, repeats=1, batch=8),
+    "ti-local": TILocal(lr=0.05, epochs=1, repeats=1, batch=8),
+    "ti-central": TICentral(lr=0.05, epochs=1, repeats=1, batch=8),
+}
+# a network with random weights has no answers worth learning from
+EXCUSED = {(f"{name} without labels", "learns") for name in ("fedapt", "promptfl", "fedclip")}
+CASES = [(variant, promise) for variant in VARIANTS for promise in PROMISES if (variant, promise) not in EXCUSED]
+
+
+def test_no_method_is_left_out() -> None:
+    own = {kind for kind in methods().values() if kind.__module__.startswith("promptfed.")}
+    assert {type(method) for method in VARIANTS.values()} == own
+
+
+@pytest.mark.parametrize(("variant", "promise"), CASES)
+def test_promise(variant: str, promise: str) -> None:
+    check_method(VARIANTS[variant], only=promise)

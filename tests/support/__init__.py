@@ -1,0 +1,1 @@
+"""What several tests need: small networks, data sets, runs and sites."""

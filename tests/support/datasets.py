@@ -1,0 +1,21 @@
+"""Data sets of blank images, for what looks at labels and domains alone."""
+
+from typing import Any
+
+import numpy as np
+
+from promptfed.data.dataset import Dataset
+
+
+def dataset_of(labels: Any, test: Any, domains: Any = 0, classes: int = 0, regions: int = 0) -> Dataset:
+    labels = np.asarray(labels, dtype=np.int64)
+    domains = np.broadcast_to(np.asarray(domains, dtype=np.int64), labels.shape)
+    return Dataset(
+        name="toy",
+        images=np.zeros((len(labels), 1, 1, 3), dtype=np.uint8),
+        labels=labels,
+        test=np.broadcast_to(np.asarray(test, dtype=np.bool_), labels.shape),
+        classes=tuple(f"class {i}" for i in range(classes or int(labels.max()) + 1)),
+        domains=domains,
+        domain_names=tuple(f"domain {i}" for i in range(regions or int(domains.max()) + 1)),
+    )

@@ -1,0 +1,89 @@
+"""Runs as processes that a test can stop, and all that their folders say of them."""
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from promptfed.core.tree import Tree
+from promptfed.federation.store import Store, read_tree
+from support.tiny_runs import plain
+
+Bits = tuple[Tree, dict[int, Tree], list[dict[str, Any]]]
+
+
+def _main(words: list[str], errors: str) -> None:
+    """Be the command line in a process of one's own."""
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, path in ((1, os.devnull), (2, errors)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    from promptfed import cli
+
+    sys.argv = ["promptfed", *words]
+    cli.main()
+
+
+class Run:
+    """`promptfed run …` as a process forked from one that has imported everything, so that a test can afford many."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        self.folder, self.errors = folder, folder.with_suffix(".stderr")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(
+            ["promptfed.runs.runner", "promptfed.results.report", "promptfed.cli", "stopped_runs"]
+        )
+        self.process = context.Process(target=_main, args=(["run", *words], str(self.errors)))
+        self.process.start()
+
+    def lines(self) -> int:
+        path = self.folder / "rounds.jsonl"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    def stop(self, sign: signal.Signals, lines: int, delay: float = 0.0) -> int:
+        """Send a signal once that many rounds are on record and `delay` has passed; return the exit code."""
+        until = time.monotonic() + 60
+        while self.process.is_alive() and self.lines() < lines and time.monotonic() < until:
+            time.sleep(0.002)
+        time.sleep(delay)
+        if self.process.is_alive() and self.process.pid:
+            os.kill(self.process.pid, sign)
+        return self.end()
+
+    def end(self) -> int:
+        self.process.join(60)
+        assert self.process.exitcode is not None
+        return self.process.exitcode
+
+
+def bits(folder: Path) -> Bits:
+    """Return all that a run's folder says of its state: the server, every known client, every round."""
+    checkpoint = folder / "checkpoint"
+    state = json.loads((checkpoint / "state.json").read_text())
+    store = Store(lambda client: {}, checkpoint)
+    store.restore(state["personal"])
+    personal = {client: store.get(client) for client in range(4)}
+    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    return read_tree(checkpoint / state["server"]["file"]), personal, plain(lines)
+
+
+def same(first: Tree, second: Tree) -> bool:
+    return first.keys() == second.keys() and all(first[name].equal(second[name]) for name in first)
+
+
+def assert_same(first: Bits, second: Bits) -> None:
+    assert first[2] == second[2]
+    assert same(first[0], second[0])
+    assert first[1].keys() == second[1].keys()
+    assert all(same(first[1][client], second[1][client]) for client in first[1])
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Return every file of a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
