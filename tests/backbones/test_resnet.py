@@ -17,9 +17,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from transformers import ResNetConfig, ResNetModel
 
-from promptfed.backbones import resnet
+from promptfed.backbones import residual, resnet_checkpoint
+from promptfed.backbones.residual import FIFTY, ResNetArch
 from promptfed.backbones.resizing import resized
-from promptfed.backbones.resnet import FIFTY, LoadedResNet, ResNet, ResNetArch
+from promptfed.backbones.resnet import LoadedResNet, ResNet
 from promptfed.core import tree
 from promptfed.core.errors import PromptFedError
 from promptfed.core.tree import Tree
@@ -89,7 +90,7 @@ def test_features_are_those_of_transformers(arch: ResNetArch, shape: tuple[int, 
 
 def test_the_fifty_layers_of_microsoft_s_resnet() -> None:
     theirs = ResNetModel(ResNetConfig()).eval()
-    state = {resnet._our_name(name, Path()): value for name, value in theirs.state_dict().items()}
+    state = {resnet_checkpoint._our_name(name, Path()): value for name, value in theirs.state_dict().items()}
     del state[""]  # counts of batches
     net = ResNet((3, 64, 64), 5, precision="fp32").loaded(FIFTY, state, CPU)
     x = images(2, (3, 64, 64))
@@ -98,7 +99,7 @@ def test_the_fifty_layers_of_microsoft_s_resnet() -> None:
 
 
 def test_resnet_full_sends_the_paper_s_number() -> None:
-    trunk = sum(math.prod(shape) for name, shape in resnet.shapes(FIFTY).items() if resnet.trained(name))
+    trunk = sum(math.prod(shape) for name, shape in residual.shapes(FIFTY).items() if residual.trained(name))
     assert trunk + 2048 * 345 + 345 == 24_214_937
 
 
@@ -106,7 +107,7 @@ def test_resnet_full_sends_the_paper_s_number() -> None:
 def test_every_layout_gives_the_same_weights(kind: str, tmp_path: Path) -> None:
     theirs, hub = model(BOTTLENECK), tmp_path / "hub"
     theirs.save_pretrained(hub)
-    expected = resnet.read_weights(str(hub))
+    expected = resnet_checkpoint.read_weights(str(hub))
     if kind == "torchvision.pth":
         torch.save(as_torchvision(theirs), place := tmp_path / "resnet.pth")
     elif kind == "torchvision.safetensors":
@@ -120,18 +121,18 @@ def test_every_layout_gives_the_same_weights(kind: str, tmp_path: Path) -> None:
             save_file(state, hub / "model.safetensors")
         else:
             torch.save(state, hub / "pytorch_model.bin")
-        resnet.read_arch.cache_clear()
-    found = resnet.read_weights(str(place))
-    assert found.keys() == expected.keys() == resnet.shapes(BOTTLENECK).keys()
+        resnet_checkpoint.read_arch.cache_clear()
+    found = resnet_checkpoint.read_weights(str(place))
+    assert found.keys() == expected.keys() == residual.shapes(BOTTLENECK).keys()
     assert all(value.equal(expected[name]) for name, value in found.items())
-    arch = resnet.read_arch(str(place))
+    arch = resnet_checkpoint.read_arch(str(place))
     assert (arch.widths, arch.depths, arch.bottleneck) == ((16, 24), (2, 2), True)
     assert arch.statistics == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 def test_a_file_of_basic_blocks_shows_its_form(tmp_path: Path) -> None:
     torch.save(as_torchvision(model(BASIC)), tmp_path / "resnet18.pth")
-    arch = resnet.read_arch(str(tmp_path / "resnet18.pth"))
+    arch = resnet_checkpoint.read_arch(str(tmp_path / "resnet18.pth"))
     assert (arch.stem, arch.widths, arch.depths, arch.bottleneck) == (8, (8, 12), (1, 2), False)
 
 
@@ -145,7 +146,7 @@ def small(precision: Any = "fp32") -> LoadedResNet:
 def test_training_starts_from_the_pretrained_weights_without_statistics() -> None:
     net = small()
     start = net.init(rng())
-    assert start.keys() == {name for name in net.pretrained if resnet.trained(name)} | {"head.weight", "head.bias"}
+    assert start.keys() == {name for name in net.pretrained if residual.trained(name)} | {"head.weight", "head.bias"}
     assert start["head.weight"].shape == (3, 24)
     torch.testing.assert_close(net.features(start, images()), net.features({}, images()))
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from promptfed.core.errors import PromptFedError
 from promptfed.data.dataset import Dataset
 from promptfed.data.deal import apportion, draw_classes, in_proportion, proportions, top_up
+from promptfed.data.domain_partitioners import domain_last
 from promptfed.data.partition import PARTITIONS, Partition, make_partition
-from promptfed.data.partitioners import domain_last
 from support.datasets import dataset_of
 
 Case = tuple[str, dict[str, object], Dataset, int]

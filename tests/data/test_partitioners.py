@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from promptfed.core.errors import PromptFedError
+from promptfed.data.aspects import Aspects, clusters, colours
 from promptfed.data.dataset import Dataset, Images
 from promptfed.data.partition import PARTITIONS, Partition, make_partition
-from promptfed.data.partitioners import Aspects, Equal, Iid, clusters, colours
+from promptfed.data.partitioners import Equal, Iid
 from support.datasets import dataset_of
 
 NAMES = st.sampled_from(["equal", "quantity"])

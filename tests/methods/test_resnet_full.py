@@ -2,7 +2,8 @@
 
 import torch
 
-from promptfed.backbones.resnet import ResNet, ResNetArch, trained
+from promptfed.backbones.residual import ResNetArch, trained
+from promptfed.backbones.resnet import ResNet
 from promptfed.core import options, tree
 from promptfed.core.method import Task
 from promptfed.methods.resnet_full import ResNetFull

@@ -8,19 +8,10 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from promptfed.core.errors import PromptFedError, choice
+from promptfed.data.aspects import Aspects
 from promptfed.data.dataset import Dataset
-from promptfed.data.partitioners import (
-    Aspects,
-    Dirichlet,
-    Disjoint,
-    Domain,
-    DomainDirichlet,
-    DomainPathological,
-    Equal,
-    Iid,
-    Pathological,
-    Quantity,
-)
+from promptfed.data.domain_partitioners import Domain, DomainDirichlet, DomainPathological
+from promptfed.data.partitioners import Dirichlet, Disjoint, Equal, Iid, Pathological, Quantity
 from promptfed.data.pfllib import PfllibDirichlet, PfllibIid, PfllibPathological
 from promptfed.data.shares import Partition
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy.random import Generator
 
 from promptfed.core.errors import PromptFedError
 from promptfed.data.dataset import Dataset, Indices
 from promptfed.data.deal import NOBODY, Plan, apportion, proportions
-from promptfed.data.partitioners import Rng, require_classes, require_images, require_positive, require_whole
+from promptfed.data.partitioners import require_classes, require_images, require_positive, require_whole
 from promptfed.data.shares import Partition, from_owners, grouped
 
 TRAIN_FRACTION = 0.75
@@ -33,7 +34,7 @@ class PfllibIid:
     def __post_init__(self) -> None:
         require_fraction(self.train_fraction)
 
-    def split(self, dataset: Dataset, clients: int, rng: Rng) -> Partition:
+    def split(self, dataset: Dataset, clients: int, rng: Generator) -> Partition:
         """Let every client hold every class."""
         require_images(clients, len(dataset), "images")
         sizes = class_sizes(dataset)
@@ -56,7 +57,7 @@ class PfllibPathological:
         if not isinstance(self.balanced, bool):
             raise PromptFedError(f"partition.balanced must be true or false, not {self.balanced!r}.")
 
-    def split(self, dataset: Dataset, clients: int, rng: Rng) -> Partition:
+    def split(self, dataset: Dataset, clients: int, rng: Generator) -> Partition:
         """Give each class to the first clients that still need one."""
         require_images(clients, len(dataset), "images")
         sizes = class_sizes(dataset)
@@ -80,7 +81,7 @@ class PfllibDirichlet:
         require_positive("partition.alpha", self.alpha)
         require_fraction(self.train_fraction)
 
-    def split(self, dataset: Dataset, clients: int, rng: Rng) -> Partition:
+    def split(self, dataset: Dataset, clients: int, rng: Generator) -> Partition:
         """Take the first of at most 1000 draws in which the smallest client has 8 images."""
         require_images(clients, len(dataset), "images")
         if len(dataset) < LEAST_IMAGES * clients:
@@ -104,7 +105,7 @@ def class_sizes(dataset: Dataset) -> Indices:
     return np.bincount(dataset.labels, minlength=len(dataset.classes))
 
 
-def holders_in_order(sizes: Indices, clients: int, per_client: int, balanced: bool, rng: Rng) -> Plan:
+def holders_in_order(sizes: Indices, clients: int, per_client: int, balanced: bool, rng: Generator) -> Plan:
     """Images of each class for the first clients that still lack classes, [classes, clients]."""
     plan = np.zeros((len(sizes), clients), dtype=np.int64)
     lacking = np.full(clients, per_client)
@@ -117,7 +118,7 @@ def holders_in_order(sizes: Indices, clients: int, per_client: int, balanced: bo
     return plan
 
 
-def holder_amounts(size: int, holders: int, balanced: bool, rng: Rng) -> Indices:
+def holder_amounts(size: int, holders: int, balanced: bool, rng: Generator) -> Indices:
     """Equal or random amounts for all holders of a class but the last, who gets the remainder."""
     part = max(1, size // holders)
     # At least one image each, where there are enough: only classes with fewer than ten images a holder can tell.
@@ -127,7 +128,7 @@ def holder_amounts(size: int, holders: int, balanced: bool, rng: Rng) -> Indices
     return np.diff(ends, prepend=0)
 
 
-def capped_plan(sizes: Indices, clients: int, alpha: float, rng: Rng) -> Plan:
+def capped_plan(sizes: Indices, clients: int, alpha: float, rng: Generator) -> Plan:
     """One draw of the images of each class for each client, [classes, clients].
 
     It is incomplete where all the shares of a class fall on clients that are full.
@@ -143,7 +144,7 @@ def capped_plan(sizes: Indices, clients: int, alpha: float, rng: Rng) -> Plan:
     return plan
 
 
-def merged_split(name: str, dataset: Dataset, plan: Plan, train_fraction: float, rng: Rng) -> Partition:
+def merged_split(name: str, dataset: Dataset, plan: Plan, train_fraction: float, rng: Generator) -> Partition:
     """Deal every class as planned, official training and test images alike, then divide each client at random."""
     owner = np.full(len(dataset), NOBODY, dtype=np.int64)
     for label, row in enumerate(plan):

@@ -18,7 +18,8 @@ from promptfed.backbones.clip import CLIP
 from promptfed.backbones.clip_checkpoint import Form
 from promptfed.backbones.painter import Painter
 from promptfed.backbones.pretrained import ViT
-from promptfed.backbones.resnet import ResNet, ResNetArch
+from promptfed.backbones.residual import ResNetArch
+from promptfed.backbones.resnet import ResNet
 from promptfed.backbones.text import TextArch
 from promptfed.backbones.transformer import Arch
 from promptfed.core import tree

@@ -17,9 +17,9 @@ from promptfed.core.tree import Tree
 from promptfed.data import open_dataset
 from promptfed.data.batches import Pool, Shards
 from promptfed.data.dataset import Dataset
+from promptfed.data.domain_partitioners import domain_last
 from promptfed.data.features import features_of, views_of
 from promptfed.data.partition import POOLED, Partition, make_partition
-from promptfed.data.partitioners import domain_last
 from promptfed.data.split import evaluated_on, validated
 from promptfed.federation import guards
 from promptfed.federation.fleet import Fleet, OneByOne, Stacked
