@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from promptfed.cli.sites import _accuracy, app, told
+from promptfed.cli.sites import _accuracy, app, describe_round
 from promptfed.core.errors import PromptFedError
 from promptfed.sites.pid_file import watching
 from promptfed.sites.settings import WINDOW
@@ -104,7 +104,7 @@ def test_accuracy_is_told_with_what_was_received() -> None:
 
 
 def test_a_round_is_told_in_one_line() -> None:
-    assert told(LINE, ("north", "south", "west")) == (
+    assert describe_round(LINE, ("north", "south", "west")) == (
         "round 3 · accuracy 50.0 % · 2 of 3 sites · south: it is not connected · west refused: it is no message · "
         "south: 1 late · 3 kB · 0.2 s"
     )

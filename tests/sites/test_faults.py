@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from promptfed.sites import coordinator, wire
-from promptfed.sites.frames import Child, worker_command
+from promptfed.sites.child_process import Child
 from promptfed.sites.settings import Federation
+from promptfed.sites.worker_command import worker_command
 from support.faults import Crash, away, ignore
 from support.sites_in_threads import Threads
 from support.three_sites import NAMES, Ask, begin, exchange, furthest, lines, server_tree, workers
@@ -93,7 +94,7 @@ def test_an_answer_the_engine_knows_no_request_of_is_counted() -> None:
     from nvflare.apis.shareable import Shareable
     from nvflare.apis.signal import Signal
 
-    from promptfed.sites.flare import Conductor, FlareExchange
+    from promptfed.sites.flare_controller import Conductor, FlareExchange
 
     conductor = Conductor("run", "fed.toml")
     conductor._exchange = FlareExchange(conductor, FLContext(), Signal(), 1.0)

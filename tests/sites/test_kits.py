@@ -35,9 +35,12 @@ def test_a_kit_is_unpacked_once_and_its_site_sets_its_own_rules(home: Path, tmp_
     kit = kits.unpack(given)
     assert kit == tmp_path / "north" == kits.unpack(kit)
     assert kits.site_name(kit) == "north"
-    kits.furnish(kit, tmp_path / "state")
+    kits.write_local_config(kit, tmp_path / "state")
     resources = json.loads((kit / "local" / "resources.json").read_text())
-    assert resources["class_allow_list"] == ["promptfed.sites.flare.Conductor", "promptfed.sites.executor.Site"]
+    assert resources["class_allow_list"] == [
+        "promptfed.sites.flare_controller.Conductor",
+        "promptfed.sites.flare_executor.Site",
+    ]
     assert resources["allow_log_streaming"] is False
     assert "site_log_streamer" not in {part["id"] for part in resources["components"]}
     rights = json.loads((kit / "local" / "authorization.json").read_text())["permissions"]["project_admin"]
@@ -46,7 +49,7 @@ def test_a_kit_is_unpacked_once_and_its_site_sets_its_own_rules(home: Path, tmp_
 
 
 def test_the_server_keeps_its_jobs_in_the_federation(home: Path, tmp_path: Path) -> None:
-    kits.furnish(home / "kits" / "coordinator", tmp_path / "state")
+    kits.write_local_config(home / "kits" / "coordinator", tmp_path / "state")
     text = (home / "kits" / "coordinator" / "local" / "resources.json").read_text()
     assert str(tmp_path / "state" / "jobs") in text
     assert "/tmp/nvflare" not in text

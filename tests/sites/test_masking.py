@@ -141,8 +141,8 @@ def test_too_few_to_hide_among_begin_the_round_anew_and_at_last_give_up(tmp_path
 def test_a_round_made_anew_after_its_sum_was_opened_is_of_the_same_sites(lost: tuple[str, ...], tmp_path: Path) -> None:
     federation = Federation(NAMES, min_sites=2, patience_seconds=0.1)
     out, _ = begin(tmp_path, "fedavg", SECURE, federation=federation)
-    post = exchange(tmp_path, failing("south", "fit"))
-    ask = post.exchange
+    threads = exchange(tmp_path, failing("south", "fit"))
+    ask = threads.exchange
 
     def dying(round: int, requests: Any, timeout: float) -> Any:  # noqa: A002
         answers = ask(round, requests, timeout)
@@ -150,9 +150,9 @@ def test_a_round_made_anew_after_its_sum_was_opened_is_of_the_same_sites(lost: t
             raise Crash
         return answers
 
-    post.exchange = dying  # type: ignore[method-assign]
+    threads.exchange = dying  # type: ignore[method-assign]
     with pytest.raises(Crash):
-        coordinator.conduct(out, federation, post, ignore)
+        coordinator.conduct(out, federation, threads, ignore)
     again = exchange(tmp_path, away({site: {1} for site in lost}))  # south is back
     if lost:
         with pytest.raises(PromptFedError, match=r"^Round 2 cannot be summed \(1 of 2 sites have got as far as keys\)"):
@@ -275,7 +275,7 @@ class Curious:
         assert "error" not in self.fit().head
 
     def server(self) -> Tree:
-        place = self.worker._place
+        place = self.worker._run
         assert place is not None
         from promptfed.federation.loop import rng_for
 

@@ -94,7 +94,7 @@ class Site:
         head = {"run": "x", "round": number, "nonce": f"{number:032d}", "site": "north", "client": 0, "classes": []}
         common = head | {"recipe": self.recipe, "base": "", "settled": "", "keep": True, "test": False}
         self.ask(common | {"kind": "hello"}, {})
-        place = self.worker._place
+        place = self.worker._run
         assert place is not None
         down = place.method.init_server(place.task, rng_for(0, "server"))
         down = {name: value * scale for name, value in down.items()}

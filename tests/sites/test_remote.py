@@ -200,7 +200,7 @@ def test_clipping_happens_at_the_site(tmp_path: Path) -> None:
     guards = ("guards.clip=0.01",)
     simulated = simulate(tmp_path, "fedavg", *guards)
     out, federation = begin(tmp_path, "fedavg", *guards)
-    post = exchange(tmp_path)
+    threads = exchange(tmp_path)
     lengths: list[float] = []
 
     def measured(ask: Ask) -> Ask:
@@ -213,8 +213,8 @@ def test_clipping_happens_at_the_site(tmp_path: Path) -> None:
 
         return answer
 
-    post.sites = {name: measured(ask) for name, ask in post.sites.items()}
-    coordinator.conduct(out, federation, post, ignore)
+    threads.sites = {name: measured(ask) for name, ask in threads.sites.items()}
+    coordinator.conduct(out, federation, threads, ignore)
     assert lengths == pytest.approx([0.01] * 9, rel=1e-3)
     assert furthest(server_tree(simulated), server_tree(out)) <= 1e-6
 

@@ -40,17 +40,17 @@ def init(
 @app.command()
 def start(home: Home = HERE) -> None:
     """Run the coordinator's server until Ctrl-C; if it dies, it is started again."""
-    from promptfed.sites import keeper, kits
+    from promptfed.sites import kits, watchdog
     from promptfed.sites.settings import read_federation
 
     kits.require_flare()
     kit, state = _folder(home) / "kits" / "coordinator", home.resolve() / "state"
     state.mkdir(exist_ok=True)
-    kits.furnish(kit, state)
+    kits.write_local_config(kit, state)
     federation = read_federation(home / "fed.toml")
     say(f"Starting the server; its log is {home / 'server.log'}. Ctrl-C stops it.")
     ports = (federation.port, federation.admin_port)
-    keeper.keep_up(kit, home / "server.log", home / "server.pid", kits.parent_environment(), say, ports)
+    watchdog.keep_running(kit, home / "server.log", home / "server.pid", kits.parent_environment(), say, ports)
     say("The server is down.")
 
 
@@ -68,8 +68,8 @@ def join(
     """Take part as a site until Ctrl-C. Images and personal state stay here; outbox.jsonl says what leaves."""
     from promptfed.core.files import write_text
     from promptfed.runs.config import check_device, resolve
-    from promptfed.sites import frames, keeper, kits
-    from promptfed.sites.place import own_data
+    from promptfed.sites import kits, watchdog, worker_command
+    from promptfed.sites.client_run import own_data
     from promptfed.sites.terms import FILE, read_terms
 
     kits.require_flare()
@@ -78,23 +78,23 @@ def join(
         read_terms(terms)
     unpacked = kits.unpack(kit).resolve()
     found = own_data(data, resolve({}))
-    place = (home or unpacked / "state").resolve()
-    place.mkdir(parents=True, exist_ok=True)
-    place.chmod(0o700)  # personal trees and models lie there
-    kits.furnish(unpacked, place)
+    state = (home or unpacked / "state").resolve()
+    state.mkdir(parents=True, exist_ok=True)
+    state.chmod(0o700)  # personal trees and models lie there
+    kits.write_local_config(unpacked, state)
 
     def begin() -> None:
         if terms is not None:
-            write_text(place / FILE, terms.read_text(encoding="utf-8"))
-        if (place / FILE).exists():
-            read_terms(place / FILE)  # those of an earlier join stay in force
-            say(f"Recipes beyond the terms in {place / FILE} are refused.")
+            write_text(state / FILE, terms.read_text(encoding="utf-8"))
+        if (state / FILE).exists():
+            read_terms(state / FILE)  # those of an earlier join stay in force
+            say(f"Recipes beyond the terms in {state / FILE} are refused.")
         images = f"{len(found):,} images of {len(found.classes)} classes"
-        say(f"{kits.site_name(unpacked)}: {images}; its log is {place / 'site.log'}. Ctrl-C leaves.")
+        say(f"{kits.site_name(unpacked)}: {images}; its log is {state / 'site.log'}. Ctrl-C leaves.")
 
-    given = {frames.DATA: _absolute(data), frames.HOME: str(place), frames.DEVICE: device}
+    given = {worker_command.DATA: _absolute(data), worker_command.HOME: str(state), worker_command.DEVICE: device}
     environment = kits.parent_environment(**given)
-    keeper.keep_up(unpacked, place / "site.log", place / "site.pid", environment, say, begin=begin)
+    watchdog.keep_running(unpacked, state / "site.log", state / "site.pid", environment, say, begin=begin)
     say("Left.")
 
 
@@ -138,7 +138,7 @@ def run(
     elif not over_sites(resume):
         raise PromptFedError(f"{resume} holds no run over sites to resume.")
     try:
-        summary = Supervisor(home, resume, say, lambda line: say(told(line, federation.sites))).run()
+        summary = Supervisor(home, resume, say, lambda line: say(describe_round(line, federation.sites))).run()
     except KeyboardInterrupt:
         say(f"The run goes on without this window; look again with: promptfed sites run --resume {resume}")
         raise typer.Exit(130) from None
@@ -164,7 +164,7 @@ def _recipe(source: str, words: list[str], sites: int) -> "Recipe":
     return single(config.load(source, [*words, f"clients={sites}"]))
 
 
-def told(line: dict[str, Any], sites: tuple[str, ...]) -> str:
+def describe_round(line: dict[str, Any], sites: tuple[str, ...]) -> str:
     """Return a finished round as one line: accuracy, who took part, what was wrong, traffic, time."""
     mean = line["received"] and line["received"]["mean"]
     parts = [f"round {line['round']}", "" if mean is None else f"accuracy {100 * mean:.1f} %"]

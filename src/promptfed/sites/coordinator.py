@@ -32,11 +32,11 @@ from promptfed.runs import config
 from promptfed.runs.config import EvaluateOptions, Recipe
 from promptfed.runs.planning import affordable, pick_device
 from promptfed.runs.runner import environment
-from promptfed.sites.pid_file import take
-from promptfed.sites.place import Place, blank, read_recipe, settle
-from promptfed.sites.post import RETRY_SECONDS, Events, Post, Terms
-from promptfed.sites.remote import MOST, Expected, Remote
-from promptfed.sites.seam import Exchange
+from promptfed.sites.client_run import ClientRun, blank_dataset, build_client_run, read_recipe
+from promptfed.sites.exchange import Exchange
+from promptfed.sites.messenger import RETRY_SECONDS, Events, Messenger, RunHeader
+from promptfed.sites.pid_file import acquire
+from promptfed.sites.remote import MOST, Expected, RemoteFleet
 from promptfed.sites.settings import Federation
 from promptfed.sites.wire import Message, Refused
 
@@ -45,7 +45,7 @@ Progress = Callable[[Line], None]
 
 
 @dataclass(frozen=True)
-class Heard(Guards):
+class AnsweredGuards(Guards):
     """The guards on the server's side, which see the answers that came; those on a site's side stand there."""
 
     answered: Callable[[], Tensor] = lambda: torch.arange(0)
@@ -53,8 +53,8 @@ class Heard(Guards):
 
     def __call__(self, round: int, clients: Tensor, down: Tree, up: Tree, weights: Tensor) -> Handed:  # noqa: A002
         """Return (clients, up, weights) of those who answered, as the method is to see them."""
-        heard = self.answered()
-        return super().__call__(round, heard, tree.rows(down, torch.isin(clients, heard)), up, weights)
+        answered = self.answered()
+        return super().__call__(round, answered, tree.rows(down, torch.isin(clients, answered)), up, weights)
 
     def traffic(self, up: Tree, clients: int) -> tuple[int, int]:
         """Return the bytes (down, up) that come on top of `up`; under masks a site's numbers are longer."""
@@ -72,11 +72,11 @@ class RemoteLoop(Loop):
     """The same rounds; what the server concludes comes from the sites that answered."""
 
     def __init__(
-        self, place: Place, remote: Remote, record: Record, settings: Settings, welcome: Callable[[], None]
+        self, run: ClientRun, remote: RemoteFleet, record: Record, settings: Settings, welcome: Callable[[], None]
     ) -> None:
-        here = tuple(guard for guard in place.guards.guards if guard.side == "server" and guard is not remote.guard)
-        guards = Heard(here, place.guards.accountant, lambda: remote.answered, remote.guard)
-        super().__init__(place.method, place.task, remote, place.shards, place.store, record, settings, guards)
+        here = tuple(guard for guard in run.guards.guards if guard.side == "server" and guard is not remote.guard)
+        guards = AnsweredGuards(here, run.guards.accountant, lambda: remote.answered, remote.guard)
+        super().__init__(run.method, run.task, remote, run.shards, run.store, record, settings, guards)
         self.remote, self.welcome = remote, welcome
 
     def round(self, t: int) -> tuple[Tree, Line]:
@@ -84,11 +84,11 @@ class RemoteLoop(Loop):
         if t >= self.settings.rounds:
             self.welcome()
         server, line = super().round(t)
-        events = self.remote.post.take_events()
+        events = self.remote.messenger.take_events()
         line["clients"] = self.remote.answered.tolist()
         line["traffic"]["up_floats"] = tree.floats(self.remote.expected.up)
         line["versions"] = {str(client): name for client, name in self.remote.versions.items()}
-        line["sites"] = _told(events)
+        line["sites"] = _describe(events)
         self.remote.versions = {}
         return server, line
 
@@ -100,7 +100,7 @@ class RemoteLoop(Loop):
         return None  # there is no test image here
 
 
-def _told(events: Events) -> Line:
+def _describe(events: Events) -> Line:
     return {"silent": events.silent, "refused": events.refused, "late": events.late}
 
 
@@ -126,13 +126,13 @@ class Busy(Exception):  # noqa: N818  (the run is well, it only needs nobody els
 
 
 @contextmanager
-def sole(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Hold the run folder; the process of a job that has just died holds it no longer."""
     ends = time.monotonic() + LOCK_SECONDS
     with (folder / LOCK).open("a+") as lock:
         while True:
             try:
-                take(lock)
+                acquire(lock)
                 break
             except BlockingIOError as error:
                 if time.monotonic() > ends:
@@ -143,19 +143,19 @@ def sole(folder: Path) -> Iterator[None]:
 
 def conduct(folder: Path, federation: Federation, exchange: Exchange, progress: Progress) -> Line:
     """Run what is left of the run in `folder`; every finished round is saved before the next one begins."""
-    with sole(folder):
+    with lock_folder(folder):
         record = Record.reopen(folder)
         text = (folder / "recipe.toml").read_text(encoding="utf-8")
         recipe = read_recipe(text, str(folder))
         known = json.loads((folder / FEDERATION).read_text(encoding="utf-8"))
         if tuple(known["sites"]) != federation.sites or recipe.clients != len(federation.sites):
             raise PromptFedError(f"{folder} is a run of {', '.join(known['sites'])}, not of this federation.")
-        terms = Terms(known["run"], text, federation.classes)
+        header = RunHeader(known["run"], text, federation.classes)
         founders = recipe.clients - recipe.newcomers
-        sites = _introduced(folder / "sites.json", Post(exchange, federation, terms), range(founders))
-        terms = Terms(known["run"], text, tuple(sites["classes"]))
-        place = settle(recipe, blank(tuple(sites["shape"]), terms.classes), 0, "cpu", folder)
-        loop = _loop(place, Post(exchange, federation, terms), sites, record)
+        sites = _introduced(folder / "sites.json", Messenger(exchange, federation, header), range(founders))
+        header = RunHeader(known["run"], text, tuple(sites["classes"]))
+        run = build_client_run(recipe, blank_dataset(tuple(sites["shape"]), header.classes), 0, "cpu", folder)
+        loop = _loop(run, Messenger(exchange, federation, header), sites, record)
         digest = hashlib.sha256(json.dumps(sites, sort_keys=True).encode()).hexdigest()
         state = record.state(recipe.hash, digest)
         if state is None:
@@ -174,12 +174,12 @@ def conduct(folder: Path, federation: Federation, exchange: Exchange, progress: 
         return _conclude(loop, recipe, digest)
 
 
-def _loop(place: Place, post: Post, sites: Line, record: Record) -> RemoteLoop:
-    recipe = place.recipe
+def _loop(run: ClientRun, messenger: Messenger, sites: Line, record: Record) -> RemoteLoop:
+    recipe = run.recipe
     evaluate = make(EvaluateOptions, recipe.evaluate, "evaluate")
     settings = Settings(
         seed=recipe.seed,
-        rounds=place.rounds,
+        rounds=run.rounds,
         per_round=recipe.per_round,
         newcomers=recipe.newcomers,
         join_rounds=recipe.join_rounds,
@@ -187,7 +187,7 @@ def _loop(place: Place, post: Post, sites: Line, record: Record) -> RemoteLoop:
         personal=True,
         after=evaluate.after,
         checkpoint_seconds=0.0,
-        domain_names=place.dataset.domain_names,
+        domain_names=run.dataset.domain_names,
     )
 
     def base(client: int) -> str:
@@ -200,17 +200,17 @@ def _loop(place: Place, post: Post, sites: Line, record: Record) -> RemoteLoop:
         known: list[float] = sites["weights"]
         if len(remote.expected.weights) == len(known):
             who = range(len(known), recipe.clients)
-            came = _introduced(record.folder / "newcomers.json", post, who, sites)
+            came = _introduced(record.folder / "newcomers.json", messenger, who, sites)
             remote.expected = replace(remote.expected, weights=(*known, *came["weights"]))
 
-    remote = Remote(post, place, Expected({}, {}, ()), base, record.folder)
-    loop = RemoteLoop(place, remote, record, settings, welcome)
-    down = place.method.download(place.task, loop.server, torch.tensor([0]))
-    remote.expected = Expected.of(place, down, sites["weights"])
+    remote = RemoteFleet(messenger, run, Expected({}, {}, ()), base, record.folder)
+    loop = RemoteLoop(run, remote, record, settings, welcome)
+    down = run.method.download(run.task, loop.server, torch.tensor([0]))
+    remote.expected = Expected.of(run, down, sites["weights"])
     return loop
 
 
-def _introduced(path: Path, post: Post, clients: range, others: Line | None = None) -> Line:
+def _introduced(path: Path, messenger: Messenger, clients: range, others: Line | None = None) -> Line:
     """Return what sites say of themselves: asked before their first round, remembered ever after.
 
     They must agree with each other, and with `others` where some have come before them.
@@ -229,14 +229,14 @@ def _introduced(path: Path, post: Post, clients: range, others: Line | None = No
         if weight is None or weight.ndim or weight.dtype != torch.float32 or not 0 < float(weight) < MOST:
             raise Refused("its weight is no positive number")
 
-    names = post.federation.sites
+    names = messenger.federation.sites
     asked = {client: Message({"kind": "hello", "round": 0}, {}) for client in clients}
-    answers, ends = dict[int, Message](), time.monotonic() + post.federation.patience_seconds
+    answers, ends = dict[int, Message](), time.monotonic() + messenger.federation.patience_seconds
     while len(answers) < len(asked):
         missing = {client: message for client, message in asked.items() if client not in answers}
-        answers |= post.gather(missing, 0, check, 0)
-        if post.events.refused or (len(answers) < len(asked) and time.monotonic() > ends):
-            raise PromptFedError(f"The run cannot {'go on' if others else 'begin'}: {post.complaints()}")
+        answers |= messenger.gather(missing, 0, check, 0)
+        if messenger.events.refused or (len(answers) < len(asked) and time.monotonic() > ends):
+            raise PromptFedError(f"The run cannot {'go on' if others else 'begin'}: {messenger.complaints()}")
         if len(answers) < len(asked):
             time.sleep(RETRY_SECONDS)
     answers = dict(sorted(answers.items()))

@@ -23,7 +23,7 @@ from promptfed.sites.settings import Federation, read_federation
 ADMIN = "admin@promptfed.local"
 ORGANISATION = "promptfed"
 EXTRA = "NVIDIA FLARE is not installed here; install it with: pip install 'promptfed[flare]'"
-ALLOWED = ["promptfed.sites.flare.Conductor", "promptfed.sites.executor.Site"]
+ALLOWED = ["promptfed.sites.flare_controller.Conductor", "promptfed.sites.flare_executor.Site"]
 GONE_SECONDS = 30  # after the last of the beats that come every ten seconds a site counts as away
 RIGHTS = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate")
 
@@ -123,7 +123,7 @@ def site_name(kit: Path) -> str:
     return str(json.loads((kit / "site.json").read_text(encoding="utf-8"))["site"])
 
 
-def furnish(kit: Path, state: Path) -> None:
+def write_local_config(kit: Path, state: Path) -> None:
     """Write the party's own rules into its kit: only our code runs, nobody reads its files or logs from afar."""
     local = kit / "local"
     resources: dict[str, Any] = json.loads((local / "resources.json.default").read_text(encoding="utf-8"))

@@ -26,8 +26,8 @@ from promptfed.core.tree import Tree
 from promptfed.federation.guards import Guards, secure
 from promptfed.federation.guards.secure import FRACTION, NONCE, SHARE, TAG, Held, Keys, SecureSum
 from promptfed.sites import wire
-from promptfed.sites.post import Checked, Post
-from promptfed.sites.wire import Head, Message, Refused, Shapes
+from promptfed.sites.messenger import Checked, Messenger
+from promptfed.sites.wire import Header, Message, Refused, Shapes
 
 KEYS = 64  # bytes of a client's two public keys
 SEALED = NONCE + 2 * SHARE + TAG
@@ -120,7 +120,7 @@ class Masks:
         row = secure.masked(self.own, {member: self.keys[member] for member in self.members}, numbers)
         return {MASKED: torch.from_numpy(row.astype(np.uint64).view(np.int64))}
 
-    def survivors(self, head: Head) -> list[int]:
+    def survivors(self, head: Header) -> list[int]:
         """Return whose answers are to be summed, if this site's is hidden among them."""
         survivors = _members(head["survivors"], self.members)
         if self.client not in survivors or len(survivors) < self.threshold:
@@ -158,7 +158,7 @@ class Unfinished(Exception):  # noqa: N818  (the round is begun anew)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class OpenedSum:
     """A finished session: the answers that are in the sum, and their weighted mean [1, ...] with its weight [1]."""
 
     answers: dict[int, Message]
@@ -166,11 +166,11 @@ class Outcome:
     weight: Tensor
 
 
-class Session:
+class MaskingSession:
     """One attempt at a round: whoever is lost on the way is left out of the sum, while enough stay."""
 
-    def __init__(self, post: Post, round: int, guard: SecureSum, enough: int) -> None:  # noqa: A002
-        self.post, self.round, self.guard = post, round, guard
+    def __init__(self, messenger: Messenger, round: int, guard: SecureSum, enough: int) -> None:  # noqa: A002
+        self.messenger, self.round, self.guard = messenger, round, guard
         self.enough = max(2, enough)  # nobody is hidden alone
         self.name = secrets.token_hex(16)
         self.keys: dict[int, Keys] = {}  # of all who began
@@ -202,7 +202,7 @@ class Session:
         self._blame()
         return list(found)
 
-    def conclude(self, answers: dict[int, Message], like: Tree, weight: float) -> Outcome:
+    def conclude(self, answers: dict[int, Message], like: Tree, weight: float) -> OpenedSum:
         """Open the masks of the sum; `weight` is what the answers' weights add up to, as the sites said at first."""
         asked = {client: self._message("reveal", survivors=list(answers)) for client in answers}
         expected: Shapes = {"opened": (torch.uint8, (len(self.sealed), SHARE))}
@@ -223,7 +223,7 @@ class Session:
         numbers = secure.decode(total)
         if abs(float(numbers[-1]) - weight) > len(answers) * 2.0**-FRACTION:
             raise Unfinished("the weights in the sum are not those of its sites: some answer or share is wrong")
-        return Outcome(answers, *secure.averaged(numbers, like))
+        return OpenedSum(answers, *secure.averaged(numbers, like))
 
     def _blame(self) -> None:
         """Give up if most of the others cannot open a site's shares, or too few can, and note which site that is."""
@@ -233,8 +233,8 @@ class Session:
             able = sum(member not in unopened for unopened in self.unopened.values())
             if 2 * failed > len(others) or able < self.threshold:
                 self.spoilt.add(member)
-                site = self.post.federation.sites[member]
-                self.post.events.refused.setdefault(site, []).append("the others cannot open its shares")
+                site = self.messenger.federation.sites[member]
+                self.messenger.events.refused.setdefault(site, []).append("the others cannot open its shares")
         if self.spoilt:
             raise Unfinished("some shares do not open")
 
@@ -255,7 +255,7 @@ class Session:
         return Message({"kind": kind, "round": self.round, "session": self.name, **more}, content or {})
 
     def _ask(self, asked: Mapping[int, Message], checked: Checked, enough: int) -> dict[int, Message]:
-        found = self.post.gather(asked, 0, checked, self.round)
+        found = self.messenger.gather(asked, 0, checked, self.round)
         if len(found) < enough:
             raise Unfinished(
                 f"{len(found)} of {enough} sites have got as far as {next(iter(asked.values())).head['kind']}"

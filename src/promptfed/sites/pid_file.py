@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO
 
 
-def take(file: IO[str], *, shared: bool = False) -> None:
+def acquire(file: IO[str], *, shared: bool = False) -> None:
     """Hold an open file and write this process into it; BlockingIOError if another holds it, unless all share it."""
     fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX | fcntl.LOCK_NB)
     file.truncate(0)
@@ -20,7 +20,7 @@ def take(file: IO[str], *, shared: bool = False) -> None:
 def watching(path: Path) -> Iterator[None]:
     """Hold the file beside anyone else who watches, so that `running` finds one of them."""
     with path.open("a+") as file:
-        take(file, shared=True)
+        acquire(file, shared=True)
         yield
 
 

@@ -1,4 +1,4 @@
-"""The clients of the round loop at real sites: `Remote` is a fleet like any other, above an exchange of messages."""
+"""Real sites as the clients of the round loop: `RemoteFleet` is a fleet like any other, above an exchange."""
 
 import json
 import time
@@ -15,11 +15,11 @@ from promptfed.core.files import write_json
 from promptfed.core.tree import Tree
 from promptfed.federation.fleet import Download, Fitted
 from promptfed.sites import masking, wire
-from promptfed.sites.masking import MASKED, Outcome, Session, Unfinished
-from promptfed.sites.place import Place
-from promptfed.sites.post import Checked, Post
+from promptfed.sites.client_run import ClientRun
+from promptfed.sites.masking import MASKED, MaskingSession, OpenedSum, Unfinished
+from promptfed.sites.messenger import Checked, Messenger
+from promptfed.sites.protocol import join_parts, pick_part, version
 from promptfed.sites.wire import Message, Refused, Shapes
-from promptfed.sites.worker import joined, part, version
 
 MOST = 2**40  # images, or the weight of a site: more is nonsense
 SUMMED = "summed.json"  # in a run folder: of whom the last round's sum was opened, with secure aggregation
@@ -34,36 +34,38 @@ class Expected:
     weights: tuple[float, ...]  # of every site, as it said at first
 
     @classmethod
-    def of(cls, place: Place, down: Tree, weights: Sequence[float]) -> "Expected":
-        """Try the method on the blank place, from `down` [1, ...] as client 0 receives it."""
-        fitted = place.fleet.fit(0, torch.tensor([0]), down, keep=False)
+    def of(cls, run: ClientRun, down: Tree, weights: Sequence[float]) -> "Expected":
+        """Try the method on the blank run, from `down` [1, ...] as client 0 receives it."""
+        fitted = run.fleet.fit(0, torch.tensor([0]), down, keep=False)
         parts = {"up": fitted.up, "measures": fitted.measures, "tested": fitted.tested}
-        whole = tree.row(joined(parts) | {"weight": fitted.weights}, 0)
-        place.shards.pool.seen = 0
+        whole = tree.row(join_parts(parts) | {"weight": fitted.weights}, 0)
+        run.shards.pool.seen = 0
         tested = {name: value for name, value in whole.items() if name.startswith("tested.")}
         return cls(wire.shapes(whole), wire.shapes(tested), tuple(weights))
 
     @property
     def up(self) -> Tree:
         """Return a tree as a site's answer is, of zeros."""
-        return {name: torch.zeros(shape, dtype=dtype) for name, (dtype, shape) in part(self.fit, "up").items()}
+        return {name: torch.zeros(shape, dtype=dtype) for name, (dtype, shape) in pick_part(self.fit, "up").items()}
 
     @property
     def masked(self) -> Shapes:
-        """Return what an answer under masks looks like: one row of numbers in place of `up` and its weight."""
+        """Return what an answer under masks looks like: one row of numbers instead of `up` and its weight."""
         plain = {name: shape for name, shape in self.fit.items() if not name.startswith("up.") and name != "weight"}
         return {MASKED: (torch.int64, (tree.floats(self.up) + 1,))} | plain
 
 
-class Remote:
+class RemoteFleet:
     """The sites as a fleet. A site that gives no sound answer in time has not taken part in the round."""
 
-    def __init__(self, post: Post, place: Place, expected: Expected, base: Callable[[int], str], folder: Path) -> None:
-        self.post, self.place, self.expected, self.base, self.folder = post, place, expected, base, folder
+    def __init__(
+        self, messenger: Messenger, run: ClientRun, expected: Expected, base: Callable[[int], str], folder: Path
+    ) -> None:
+        self.messenger, self.run, self.expected, self.base, self.folder = messenger, run, expected, base, folder
         self.answered = torch.arange(0)
         self.versions: dict[int, str] = {}  # the personal trees the last round has made, by client
         self.final = False  # the next evaluation is the run's last: sites write their model and report
-        self.guard = masking.of_guards(place.guards)  # answers come under masks, if the recipe says so
+        self.guard = masking.of_guards(run.guards)  # answers come under masks, if the recipe says so
         self._holds: set[int] = set()  # the clients that have what is sent once
 
     def fit(self, round: int, clients: Tensor, down: Tree, *, keep: bool = True, test: bool = True) -> Fitted:  # noqa: A002
@@ -75,38 +77,38 @@ class Remote:
             client: self._request("fit", round, client, tree.row(down, number), keep=keep, test=test)
             for number, client in enumerate(asked)
         }
-        needed = min(self.post.federation.needed, len(asked)) if keep else 0
-        good = self.post.gather(requests, needed, self._check_fit(keep, test), round)
+        needed = min(self.messenger.federation.needed, len(asked)) if keep else 0
+        good = self.messenger.gather(requests, needed, self._check_fit(keep, test), round)
         self._remember(requests, good)
         if not keep:  # only the tests count, and nothing else has come
-            self.place.shards.pool.seen += sum(answer.head["images"] for answer in good.values())
+            self.run.shards.pool.seen += sum(answer.head["images"] for answer in good.values())
             return Fitted({}, torch.zeros(0), {}, self._sums(asked, good))
-        up = tree.stack([part(answer.tree, "up") for answer in good.values()])
+        up = tree.stack([pick_part(answer.tree, "up") for answer in good.values()])
         weights = torch.stack([answer.tree["weight"] for answer in good.values()])
         return self._fitted(round, asked, good, up, weights, test)
 
     def _fit_masked(self, round: int, asked: list[int], down: Tree, test: bool) -> Fitted:  # noqa: A002
         """Train the clients and learn the mean of their answers alone; a session that fails is begun anew."""
         rows = {client: tree.row(down, number) for number, client in enumerate(asked)}
-        ends, barred = time.monotonic() + self.post.federation.patience_seconds, set[int]()
+        ends, barred = time.monotonic() + self.messenger.federation.patience_seconds, set[int]()
         assert self.guard is not None
         while True:
             fixed = self._summed(round)
             wanted = fixed or [client for client in asked if client not in barred]
-            enough = len(fixed) or min(self.post.federation.needed, len(asked))
-            session = Session(self.post, round, self.guard, enough)
+            enough = len(fixed) or min(self.messenger.federation.needed, len(asked))
+            session = MaskingSession(self.messenger, round, self.guard, enough)
             try:
                 done = self._attempt(session, {client: rows[client] for client in wanted}, test)
                 return self._fitted(round, asked, done.answers, done.mean, done.weight, test)
             except Unfinished as trouble:
                 barred |= session.spoilt
-                self.post.wait(ends, f"Round {round + 1} cannot be summed ({trouble})")
+                self.messenger.wait(ends, f"Round {round + 1} cannot be summed ({trouble})")
 
-    def _attempt(self, session: Session, rows: Mapping[int, Tree], test: bool) -> Outcome:
+    def _attempt(self, session: MaskingSession, rows: Mapping[int, Tree], test: bool) -> OpenedSum:
         more = {"keep": True, "test": test, "session": session.name}
         ready = session.agree(list(rows))
         requests = {client: self._request("fit", session.round, client, rows[client], **more) for client in ready}
-        good = self.post.gather(requests, 0, self._check_fit(True, test), session.round)
+        good = self.messenger.gather(requests, 0, self._check_fit(True, test), session.round)
         self._remember(requests, good)
         if len(good) < max(session.enough, session.threshold):
             raise Unfinished(f"{len(good)} sites have answered")
@@ -132,10 +134,10 @@ class Remote:
         weights: Tensor,
         test: bool,
     ) -> Fitted:
-        self.place.shards.pool.seen += sum(answer.head["images"] for answer in good.values())
+        self.run.shards.pool.seen += sum(answer.head["images"] for answer in good.values())
         self.answered = torch.tensor(list(good), dtype=torch.long)
         self.versions = {client: version(round, answer.head["nonce"]) for client, answer in good.items()}
-        measures = tree.stack([part(answer.tree, "measures") for answer in good.values()])
+        measures = tree.stack([pick_part(answer.tree, "measures") for answer in good.values()])
         return Fitted(up, weights, measures, self._sums(asked, good) if test else {})
 
     def evaluate(self, round: int, clients: Tensor, download: Download, *, adapt: bool) -> Tree:  # noqa: A002
@@ -145,12 +147,12 @@ class Remote:
             client: self._request("evaluate", round, client, tree.row(down, number), adapt=adapt, final=self.final)
             for number, client in enumerate(clients.tolist())
         }
-        good = self.post.gather(requests, 0, self._check_evaluate, round)
+        good = self.messenger.gather(requests, 0, self._check_evaluate, round)
         self._remember(requests, good)
         return self._sums(clients.tolist(), good)
 
     def _request(self, kind: str, round: int, client: int, down: Tree, **more: object) -> Message:  # noqa: A002
-        sent = tree.drop(down, self.place.method.once) if client in self._holds else down
+        sent = tree.drop(down, self.run.method.once) if client in self._holds else down
         settled = self.base(client)
         versions = {"base": self.versions.get(client, settled), "settled": settled}
         return Message({"kind": kind, "round": round, "names": list(down), **versions, **more}, sent)
@@ -166,7 +168,7 @@ class Remote:
 
         def check(site: str, answer: Message) -> None:
             wire.check(answer.tree, expected)
-            declared = self.expected.weights[self.post.federation.sites.index(site)]
+            declared = self.expected.weights[self.messenger.federation.sites.index(site)]
             if keep and not masked and float(answer.tree["weight"]) != declared:
                 raise Refused(f"its weight is {float(answer.tree['weight']):g}, at first it was {declared:g}")
             images: Any = answer.head.get("images")
@@ -183,11 +185,11 @@ class Remote:
     def _sums(self, asked: Sequence[int], good: Mapping[int, Message]) -> Tree:
         zero = {name: torch.zeros(shape, dtype=dtype) for name, (dtype, shape) in self.expected.evaluate.items()}
         rows = [good[client].tree if client in good else zero for client in asked]
-        return tree.stack([part(row, "tested") for row in rows])
+        return tree.stack([pick_part(row, "tested") for row in rows])
 
 
 def _check_sums(answer: Tree) -> None:
     """Refuse counts that cannot be."""
-    sums = part(answer, "tested")
+    sums = pick_part(answer, "tested")
     if "count" in sums and "correct" in sums and not 0 <= float(sums["correct"]) <= float(sums["count"]):
         raise Refused(f"it counts {float(sums['correct']):g} right answers of {float(sums['count']):g}")

@@ -17,15 +17,15 @@ from promptfed.core.errors import PromptFedError
 from promptfed.core.files import write_json
 from promptfed.results.folder.record import FEDERATION, LOCK
 from promptfed.sites import kits
-from promptfed.sites.keeper import Say
 from promptfed.sites.pid_file import running, watching
 from promptfed.sites.settings import FAILED, TOLD, WINDOW, Federation, read_federation
+from promptfed.sites.watchdog import Say
 
 RETRY_SECONDS = 1.0  # before a server that is not there is asked again
 WATCH_SECONDS = 0.5
 PRESENCE_SECONDS = 3.0  # between two looks at who is connected and at work
 START_SECONDS = 40.0  # in which a submitted job must have begun; twice, three times as long for those after it
-FRUITLESS = 5  # jobs in a row that may end without a finished round
+MAX_FRUITLESS_JOBS = 5  # jobs in a row that may end without a finished round
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Presence:
 
 def connected(home: Path) -> frozenset[str] | None:
     """Return the sites that are connected to the server; None if it does not answer."""
-    session = Session(home)
+    session = AdminSession(home)
     try:
         presence = session.presence(patient=False)
     finally:
@@ -46,7 +46,7 @@ def connected(home: Path) -> frozenset[str] | None:
     return None if presence is None else presence.connected
 
 
-class Session:
+class AdminSession:
     """The admin session with the server, made anew whenever it is lost."""
 
     def __init__(self, home: Path, say: Say = lambda sentence: None) -> None:
@@ -110,19 +110,19 @@ class Session:
 class Supervisor:
     """Sees one run through: submits a job, watches it, and submits the next one if it was lost."""
 
-    def __init__(self, home: Path, folder: Path, say: Say, shown: Callable[[dict[str, Any]], None]) -> None:
-        self.home, self.folder, self.say, self.shown = home.resolve(), folder.resolve(), say, shown
+    def __init__(self, home: Path, folder: Path, say: Say, show_round: Callable[[dict[str, Any]], None]) -> None:
+        self.home, self.folder, self.say, self.show_round = home.resolve(), folder.resolve(), say, show_round
         self.federation: Federation = read_federation(home / "fed.toml")
-        self.session = Session(home, say)
+        self.session = AdminSession(home, say)
         self._lines = 0
 
     def run(self) -> dict[str, Any]:
         """Return the summary once the run is finished."""
         self.show()
         with watching(self.folder / WINDOW), contextlib.closing(self.session):
-            return self._see_through()
+            return self._run_jobs()
 
-    def _see_through(self) -> dict[str, Any]:
+    def _run_jobs(self) -> dict[str, Any]:
         fruitless = 0
         while True:
             if (found := self._outcome()) is not None:
@@ -133,9 +133,9 @@ class Supervisor:
             self._watch()
             self.show()
             fruitless = 0 if self._lines > before else fruitless + 1
-            if fruitless == FRUITLESS:
+            if fruitless == MAX_FRUITLESS_JOBS:
                 raise PromptFedError(
-                    f"{FRUITLESS} jobs in a row ended without a finished round; see {self.home / 'server.log'}."
+                    f"{MAX_FRUITLESS_JOBS} jobs in a row finished no round; see {self.home / 'server.log'}."
                 )
 
     def _outcome(self) -> dict[str, Any] | None:
@@ -155,7 +155,7 @@ class Supervisor:
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         for line in lines[self._lines :]:
             with contextlib.suppress(ValueError):  # the last line may still be being written
-                self.shown(json.loads(line))
+                self.show_round(json.loads(line))
                 self._lines += 1
 
     def _at_work(self) -> int | None:

@@ -15,7 +15,7 @@ from promptfed.core.tree import Tree, settled
 FORMAT = 1
 TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool)
 HEAD_LIMIT = 2**20  # bytes of a message that are not numbers
-Head = dict[str, Any]
+Header = dict[str, Any]
 Shapes = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
@@ -31,7 +31,7 @@ class NotFinite(Refused):
 class Message:
     """A head of plain JSON values, and a tree."""
 
-    head: Head
+    head: Header
     tree: Tree
 
 

@@ -18,10 +18,9 @@ import re
 import time
 import tomllib
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 
@@ -31,14 +30,14 @@ from promptfed.core.files import write_json, write_text
 from promptfed.core.tree import Tree
 from promptfed.federation.store import read_tree, write_tree
 from promptfed.sites import masking, terms, wire
+from promptfed.sites.client_run import ClientRun, build_client_run, own_data, read_recipe, relabelled
 from promptfed.sites.masking import Masks
-from promptfed.sites.place import Place, own_data, read_recipe, relabelled, settle
-from promptfed.sites.wire import Head, Message, Refused
+from promptfed.sites.protocol import join_parts, pick_part, version
+from promptfed.sites.wire import Header, Message, Refused
 
 log = logging.getLogger("promptfed.site")
 KEPT = ("run", "round", "nonce", "kind")  # what an answer repeats of its request
 GIVEN = "given.safetensors"  # the last noisy answer
-Value = TypeVar("Value")
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
 
 
@@ -51,15 +50,15 @@ class Worker:
     data: str
     device: str = "auto"
     limit: int = 2**30  # bytes of the largest request it reads
-    outside: bool = False  # also run methods that a recipe names by a dotted path
+    foreign_methods: bool = False  # also run methods that a recipe names by a dotted path
     _key: object = None
-    _place: Place | None = None
+    _run: ClientRun | None = None
     _once: Tree = field(default_factory=dict)
     _masks: Masks | None = None  # of the session under way
 
     def answer(self, request: bytes) -> bytes:
         """Return the answer to a request; whatever goes wrong becomes an answer too."""
-        head: Head = {"site": self.site}
+        head: Header = {"site": self.site}
         try:
             message = wire.unpack(request, self.limit)
             head |= {key: message.head[key] for key in KEPT}
@@ -76,7 +75,7 @@ class Worker:
         return data
 
     def _work(self, message: Message) -> Message:
-        kinds: dict[str, Callable[[Place, Path, Message], Message]] = {
+        kinds: dict[str, Callable[[ClientRun, Path, Message], Message]] = {
             "hello": self._hello,
             "fit": self._fit,
             "evaluate": self._evaluate,
@@ -93,14 +92,14 @@ class Worker:
         wire.check_finite(message.tree)
         folder = self.home / "runs" / head["run"]
         folder.mkdir(parents=True, exist_ok=True)
-        return kinds[head["kind"]](self._settled(head, folder), folder, message)
+        return kinds[head["kind"]](self._client_run(head, folder), folder, message)
 
-    def _settled(self, head: Head, folder: Path) -> Place:
+    def _client_run(self, head: Header, folder: Path) -> ClientRun:
         """Return this site's end of the run, built at the first request: the backbone is loaded once."""
         key, classes = (head["run"], head["recipe"], head["client"]), tuple(head["classes"] or ())
         # the first request may leave the classes to the site, whose own they then are
-        if self._place is None or key != self._key or classes not in ((), self._place.dataset.classes):
-            if not self.outside:
+        if self._run is None or key != self._key or classes not in ((), self._run.dataset.classes):
+            if not self.foreign_methods:
                 _refuse_foreign(head["recipe"])
             recipe = read_recipe(head["recipe"], "the coordinator")
             _pin(folder / "asked.toml", head["recipe"])
@@ -112,48 +111,52 @@ class Worker:
             if classes:
                 dataset = relabelled(dataset, classes)
             torch.set_float32_matmul_precision("high" if recipe.fleet["precision"] == "tf32" else "highest")
-            self._place = settle(recipe, dataset, head["client"], self.device, folder)
+            self._run = build_client_run(recipe, dataset, head["client"], self.device, folder)
             self._key, self._once = key, {}
             log.info("run %s: %s images", head["run"], len(dataset))
-        return self._place
+        return self._run
 
-    def _hello(self, place: Place, folder: Path, message: Message) -> Message:
-        shards, client = place.shards, place.client
+    def _hello(self, run: ClientRun, folder: Path, message: Message) -> Message:
+        shards, client = run.shards, run.client
         size = {"train": len(shards.rows["train"][client]), "test": len(shards.rows["test"][client])}
-        about = {"classes": list(place.dataset.classes), "shape": list(place.dataset.sides), **size}
-        return Message(about, {"weight": _weight(place)})
+        about = {"classes": list(run.dataset.classes), "shape": list(run.dataset.sides), **size}
+        return Message(about, {"weight": _weight(run)})
 
-    def _fit(self, place: Place, folder: Path, message: Message) -> Message:
-        head, down, personal = message.head, self._whole(place, folder, message), self._load(place, folder, message)
+    def _fit(self, run: ClientRun, folder: Path, message: Message) -> Message:
+        head, down, personal = (
+            message.head,
+            self._complete_download(run, folder, message),
+            self._load(run, folder, message),
+        )
         masks = self._session(message) if "session" in head else None
-        answer = self._given(folder, head, down) or self._train(place, folder, head, down, personal)
-        up = part(answer.tree, "up")
-        if not up or masking.of_guards(place.guards) is None:
+        answer = self._repeat_answer(folder, head, down) or self._train(run, folder, head, down, personal)
+        up = pick_part(answer.tree, "up")
+        if not up or masking.of_guards(run.guards) is None:
             return answer
         if masks is None:
             raise Refused("the recipe asks for secure aggregation; nothing leaves without a mask")
-        rest = tree.drop(answer.tree, ["weight", *joined({"up": up})])
+        rest = tree.drop(answer.tree, ["weight", *join_parts({"up": up})])
         return Message(answer.head, rest | masks.masked(up, answer.tree["weight"]))
 
-    def _train(self, place: Place, folder: Path, head: Head, down: Tree, personal: Tree) -> Message:
+    def _train(self, run: ClientRun, folder: Path, head: Header, down: Tree, personal: Tree) -> Message:
         """Train from `down`, and return what may leave: clipped and with noise, if the recipe says so."""
-        place.store.put(place.client, personal)
-        place.store.seal()
-        seen = place.shards.pool.seen
-        fitted = place.fleet.fit(
-            head["round"], torch.tensor([place.client]), _stacked(down), keep=head["keep"], test=head["test"]
+        run.store.put(run.client, personal)
+        run.store.seal()
+        seen = run.shards.pool.seen
+        fitted = run.fleet.fit(
+            head["round"], torch.tensor([run.client]), _stacked(down), keep=head["keep"], test=head["test"]
         )
         up, weight = tree.row(fitted.up, 0), fitted.weights[0]
         if private := sorted(up.keys() & personal.keys()):
             raise Refused(f"{private} are personal and must not leave the site")
-        images, parts = place.shards.pool.seen - seen, {"tested": tree.row(fitted.tested, 0)}
+        images, parts = run.shards.pool.seen - seen, {"tested": tree.row(fitted.tested, 0)}
         if not head["keep"]:  # a training that is only tested: nothing of it leaves
-            return Message({"images": images}, joined(parts))
-        noisy = self._spend(place, folder)
-        _, up, weight = place.guards.protect(head["round"], torch.tensor(place.client), down, up, weight)
-        self._keep(place, folder, head)
+            return Message({"images": images}, join_parts(parts))
+        noisy = self._spend(run, folder)
+        _, up, weight = run.guards.protect(head["round"], torch.tensor(run.client), down, up, weight)
+        self._keep(run, folder, head)
         parts = {"up": up, "measures": tree.row(fitted.measures, 0)} | parts
-        answer = Message({"images": images}, joined(parts) | {"weight": weight})
+        answer = Message({"images": images}, join_parts(parts) | {"weight": weight})
         if noisy:
             about = {"key": _key(head, down), "version": version(head["round"], head["nonce"])}
             whole = folder / f"{GIVEN}.part"
@@ -161,7 +164,7 @@ class Worker:
             whole.replace(folder / GIVEN)
         return answer
 
-    def _given(self, folder: Path, head: Head, down: Tree) -> Message | None:
+    def _repeat_answer(self, folder: Path, head: Header, down: Tree) -> Message | None:
         """Return the last noisy answer if it is asked for once more: other noise would tell more, and cost more."""
         path = folder / GIVEN
         if not head["keep"] or not path.is_file():
@@ -175,20 +178,20 @@ class Worker:
         return Message({"images": given.head["images"]}, given.tree)
 
     # -- secure aggregation -------------------------------------------------------------------------------------------
-    def _begin_masks(self, place: Place, folder: Path, message: Message) -> Message:
-        guard = masking.of_guards(place.guards)
+    def _begin_masks(self, run: ClientRun, folder: Path, message: Message) -> Message:
+        guard = masking.of_guards(run.guards)
         if guard is None:
             raise Refused("the recipe asks for no secure aggregation")
-        self._masks = Masks.begin(message.head["session"], message.head["round"], place.client, guard)
+        self._masks = Masks.begin(message.head["session"], message.head["round"], run.client, guard)
         return self._masks.public()
 
-    def _share(self, place: Place, folder: Path, message: Message) -> Message:
-        return self._session(message).shares(message, place.recipe.clients)
+    def _share(self, run: ClientRun, folder: Path, message: Message) -> Message:
+        return self._session(message).shares(message, run.recipe.clients)
 
-    def _open(self, place: Place, folder: Path, message: Message) -> Message:
+    def _open(self, run: ClientRun, folder: Path, message: Message) -> Message:
         return self._session(message).open(message)
 
-    def _reveal(self, place: Place, folder: Path, message: Message) -> Message:
+    def _reveal(self, run: ClientRun, folder: Path, message: Message) -> Message:
         """Help to open one sum of a round, or the same sum again; another one could tell a single site's answer."""
         masks, path = self._session(message), folder / "revealed.json"
         wanted = {"round": message.head["round"], "survivors": masks.survivors(message.head)}
@@ -205,45 +208,49 @@ class Worker:
             raise Refused("this session is for another round")
         return self._masks
 
-    def _spend(self, place: Place, folder: Path) -> bool:
+    def _spend(self, run: ClientRun, folder: Path) -> bool:
         """Count the noisy answers of this site in the run, and refuse one beyond its budget; say if this is one."""
-        accountant, path = place.guards.accountant, folder / "answers.json"
+        accountant, path = run.guards.accountant, folder / "answers.json"
         if accountant is None or accountant.place != "local":
             return False
         given = json.loads(path.read_text(encoding="utf-8")) if path.exists() else 0
-        if accountant.budget and given >= accountant.most(place.client):
+        if accountant.budget and given >= accountant.most(run.client):
             raise Refused(f"its privacy budget allows no more than {given} answers")
         write_json(path, given + 1)
         return True
 
-    def _evaluate(self, place: Place, folder: Path, message: Message) -> Message:
-        head, down, personal = message.head, self._whole(place, folder, message), self._load(place, folder, message)
-        place.store.put(place.client, personal)
-        place.store.seal()
-        client = torch.tensor([place.client])
-        sums = place.fleet.evaluate(head["round"], client, lambda _: _stacked(down), adapt=head["adapt"])
+    def _evaluate(self, run: ClientRun, folder: Path, message: Message) -> Message:
+        head, down, personal = (
+            message.head,
+            self._complete_download(run, folder, message),
+            self._load(run, folder, message),
+        )
+        run.store.put(run.client, personal)
+        run.store.seal()
+        client = torch.tensor([run.client])
+        sums = run.fleet.evaluate(head["round"], client, lambda _: _stacked(down), adapt=head["adapt"])
         sums = tree.row(sums, 0)
         if head["final"]:
-            self._conclude(place, folder, head, down, personal, sums)
-        return Message({}, joined({"tested": sums}))
+            self._conclude(run, folder, head, down, personal, sums)
+        return Message({}, join_parts({"tested": sums}))
 
-    def _conclude(self, place: Place, folder: Path, head: Head, down: Tree, personal: Tree, sums: Tree) -> None:
+    def _conclude(self, run: ClientRun, folder: Path, head: Header, down: Tree, personal: Tree, sums: Tree) -> None:
         """Write what the site ends up with: its model, and a report of its own accuracy."""
         params = down | personal
         if head["adapt"]:
-            data = place.shards.data([place.client], head["round"], stacked=False)
-            params = place.method.adapt(place.task, down, personal, data)
-        facts = tree.row(place.shards.facts([place.client]), 0)
-        write_model(folder, params, place.recipe, place.dataset, facts, head["round"])
-        about = {"site": self.site, "run": head["run"], "rounds": head["round"], "method": place.recipe.method["name"]}
+            data = run.shards.data([run.client], head["round"], stacked=False)
+            params = run.method.adapt(run.task, down, personal, data)
+        facts = tree.row(run.shards.facts([run.client]), 0)
+        write_model(folder, params, run.recipe, run.dataset, facts, head["round"])
+        about = {"site": self.site, "run": head["run"], "rounds": head["round"], "method": run.recipe.method["name"]}
         known = {name: float(value) for name, value in sums.items() if value.ndim == 0}
         share = known["correct"] / known["count"] if known.get("count") and "correct" in known else None
         write_json(folder / "report.json", about | {"accuracy": share} | known)
 
     # -- what stays here ----------------------------------------------------------------------------------------------
-    def _whole(self, place: Place, folder: Path, message: Message) -> Tree:
+    def _complete_download(self, run: ClientRun, folder: Path, message: Message) -> Tree:
         """Return `down` with what came only once put back, in its old order."""
-        names, path = place.method.once, folder / "once.safetensors"
+        names, path = run.method.once, folder / "once.safetensors"
         order: list[str] = message.head["names"]
         wanted = [name for name in order if name in names]
         came = {name: message.tree[name] for name in wanted if name in message.tree}
@@ -255,16 +262,16 @@ class Worker:
                 raise Refused("it no longer holds what is sent only once")
             self._once = read_tree(path)
         down = message.tree | self._once
-        return tree.to(tree.pick(down, order), place.shards.pool.x.device)
+        return tree.to(tree.pick(down, order), run.shards.pool.x.device)
 
-    def _load(self, place: Place, folder: Path, message: Message) -> Tree:
+    def _load(self, run: ClientRun, folder: Path, message: Message) -> Tree:
         """Return the personal tree the request builds on.
 
         Versions older than the settled one are forgotten: no coordinator goes back beyond its last checkpoint.
         """
         base, settled = str(message.head["base"]), str(message.head["settled"])
-        if not place.fresh or not base:
-            return place.fresh
+        if not run.fresh or not base:
+            return run.fresh
         path = folder / "versions" / f"{base}.safetensors"
         if not NAME.fullmatch(base) or not path.is_file():
             raise Refused(f"it does not hold version {base} of its personal state")
@@ -275,15 +282,15 @@ class Worker:
                 other.unlink()
         return read_tree(path)
 
-    def _keep(self, place: Place, folder: Path, head: Head) -> None:
-        after = place.store.get(place.client)
+    def _keep(self, run: ClientRun, folder: Path, head: Header) -> None:
+        after = run.store.get(run.client)
         if after:
             versions = folder / "versions"
             versions.mkdir(exist_ok=True)
             write_tree(versions / f"{version(head['round'], head['nonce'])}.safetensors", after)
-        place.store.discard()
+        run.store.discard()
 
-    def _log(self, head: Head, sent: Tree, size: int) -> None:
+    def _log(self, head: Header, sent: Tree, size: int) -> None:
         """Note what leaves: the head as it is, and of tensors names, shapes and norms, never their values."""
         tensors = {
             name: {"shape": list(value.shape), "bytes": tree.nbytes({name: value}), "norm": _norm(value)}
@@ -316,22 +323,7 @@ def _pin(path: Path, text: str) -> None:
         raise Refused("this run began with another recipe, and keeps it")
 
 
-def version(round: int, nonce: str) -> str:  # noqa: A002
-    """Return the name of the personal tree that the request of this nonce makes; names sort by round."""
-    return f"{round + 1:06d}-{nonce[:16]}"
-
-
-def joined(parts: dict[str, Tree]) -> Tree:
-    """Return several trees as one, each name behind its part's."""
-    return {f"{part}.{name}": value for part, content in parts.items() for name, value in content.items()}
-
-
-def part(whole: Mapping[str, Value], name: str) -> dict[str, Value]:
-    """Return one of several joined parts."""
-    return {key.removeprefix(f"{name}."): value for key, value in whole.items() if key.startswith(f"{name}.")}
-
-
-def _key(head: Head, down: Tree) -> str:
+def _key(head: Header, down: Tree) -> str:
     """Return what tells one request for training from another, whoever asks and however often."""
     found = hashlib.sha256(json.dumps([head["round"], head["base"], head["test"]]).encode())
     for name, value in down.items():
@@ -343,10 +335,10 @@ def _stacked(single: Tree) -> Tree:
     return {name: value.unsqueeze(0) for name, value in single.items()}
 
 
-def _weight(place: Place) -> torch.Tensor:
+def _weight(run: ClientRun) -> torch.Tensor:
     """Return the weight as every answer will have it; with noise it is the same for all."""
-    weight, nothing = place.method.weight(place.shards.facts([place.client]))[0], {"nothing": torch.zeros(1)}
-    return place.guards.protect(0, torch.tensor(place.client), {}, nothing, weight)[2]
+    weight, nothing = run.method.weight(run.shards.facts([run.client]))[0], {"nothing": torch.zeros(1)}
+    return run.guards.protect(0, torch.tensor(run.client), {}, nothing, weight)[2]
 
 
 def _norm(value: torch.Tensor) -> float:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from promptfed.core.errors import PromptFedError
-from promptfed.sites.frames import read_frame, write_frame
-from promptfed.sites.pid_file import take
+from promptfed.sites.child_process import read_frame, write_frame
+from promptfed.sites.pid_file import acquire
 from promptfed.sites.worker import Worker
 
 
@@ -27,21 +27,21 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    threading.Thread(target=_follow, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
     home = Path(given.home)
     home.mkdir(parents=True, exist_ok=True)
     with (home / "lock").open("a+") as lock:
-        _succeed(lock)
+        _replace_predecessor(lock)
         worker = Worker(given.site, home, given.data, given.device)
         while (request := read_frame(sys.stdin.buffer)) is not None:
             write_frame(answers, worker.answer(request))
 
 
-def _succeed(lock: IO[str]) -> None:
+def _replace_predecessor(lock: IO[str]) -> None:
     """Become the site's only worker: one of a job that has been given up is ended."""
     while True:
         try:
-            take(lock)
+            acquire(lock)
             return
         except BlockingIOError:
             lock.seek(0)
@@ -51,7 +51,7 @@ def _succeed(lock: IO[str]) -> None:
             time.sleep(0.1)
 
 
-def _follow(parent: int) -> None:
+def _exit_with_parent(parent: int) -> None:
     """End this process when its parent has ended, even in the middle of a round."""
     while os.getppid() == parent:
         time.sleep(0.2)

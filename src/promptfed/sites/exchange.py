@@ -53,7 +53,7 @@ class _Opened:
     closed: bool = False
 
 
-class Desk:
+class PendingRequests:
     """What all engines share: who owes an answer, and which answers come too late or once too often."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A party's processes are told from everyone else's, and none of them outlives its keeper."""
+"""A party's processes are told from everyone else's, and none of them outlives its watchdog."""
 
 import socket
 import subprocess
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from promptfed.core.errors import PromptFedError
-from promptfed.sites import keeper, kits
+from promptfed.sites import kits, watchdog
 
 SLEEP = "import time; time.sleep(60)"
 Process = subprocess.Popen[bytes]
@@ -37,8 +37,8 @@ def test_only_the_engines_processes_of_this_very_kit_are_ended(tmp_path: Path, s
     kit, other = tmp_path / "north", tmp_path / "north-2"
     engine = "nvflare.private.fed.app.client.worker_process"
     started += [start(engine, "-m", kit), start(engine, "-m", other), start("editor", kit), start(engine, f"-m={kit}")]
-    assert keeper._processes(kit) == [started[0].pid]
-    keeper._end_jobs(kit, 0.0)
+    assert watchdog._processes(kit) == [started[0].pid]
+    watchdog._end_jobs(kit, 0.0)
     assert started[0].wait(10) == -9
     assert [process.poll() for process in started[1:]] == [None] * 3
 
@@ -46,13 +46,13 @@ def test_only_the_engines_processes_of_this_very_kit_are_ended(tmp_path: Path, s
 def test_a_process_may_end_by_itself_first(tmp_path: Path, started: list[Process]) -> None:
     started.append(start("nvflare.job", tmp_path))
     began = time.monotonic()
-    keeper._end_jobs(tmp_path, 1.0)
+    watchdog._end_jobs(tmp_path, 1.0)
     assert time.monotonic() - began >= 1.0
     assert started[0].wait(10) == -9
 
 
 def test_a_port_that_is_taken_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "FREE_SECONDS", 0.0)
+    monkeypatch.setattr(watchdog, "FREE_SECONDS", 0.0)
     started: list[Path] = []
     monkeypatch.setattr(kits, "parent_command", started.append)
     with socket.socket() as taken:
@@ -60,26 +60,28 @@ def test_a_port_that_is_taken_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(PromptFedError, match=rf"cannot listen on port {port}: Address already in use\. End what"):
-            keeper.keep_up(tmp_path, tmp_path / "log", tmp_path / "pid", {}, print, (port,))
+            watchdog.keep_running(tmp_path, tmp_path / "log", tmp_path / "pid", {}, print, (port,))
     assert started == []
-    keeper._require_free((port,))
+    watchdog._require_free((port,))
 
 
 def test_nothing_begins_while_another_keeps_the_party_up(tmp_path: Path) -> None:
     begun: list[str] = []
     with (
-        keeper._alone(tmp_path / "pid"),
+        watchdog._alone(tmp_path / "pid"),
         pytest.raises(PromptFedError, match=r"^It is running already, see .*pid\.$"),
     ):
-        keeper.keep_up(tmp_path, tmp_path / "log", tmp_path / "pid", {}, print, begin=lambda: begun.append("now"))
+        watchdog.keep_running(
+            tmp_path, tmp_path / "log", tmp_path / "pid", {}, print, begin=lambda: begun.append("now")
+        )
     assert begun == []
 
 
 def test_a_strangers_certificate_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(watchdog, "LOOK_SECONDS", 0.0)
     log, said = tmp_path / "site.log", list[str]()
     log.write_text("certificate verify failed, yesterday\n")
-    look = keeper._stranger(log, said.append)
+    look = watchdog._watch_certificates(log, said.append)
     look()
     assert said == []
     for _ in range(2):
@@ -113,9 +115,9 @@ def test_a_keeper_ends_what_an_earlier_one_has_left(
             raise Enough
 
     monkeypatch.setattr(kits, "parent_command", command)
-    monkeypatch.setattr(keeper, "RESTART_SECONDS", 0.0)
+    monkeypatch.setattr(watchdog, "RESTART_SECONDS", 0.0)
     with pytest.raises(Enough):
-        keeper.keep_up(tmp_path, tmp_path / "log", tmp_path / "pid", {}, say)
+        watchdog.keep_running(tmp_path, tmp_path / "log", tmp_path / "pid", {}, say)
     assert left.wait(10) == -9
     assert said == ["The process ended with code 3; it is started again."] * 2
     assert len(parents) == 2

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from promptfed.sites.seam import Desk, Silence
+from promptfed.sites.exchange import PendingRequests, Silence
 from support.sites_in_threads import Threads
 
 
@@ -55,13 +55,13 @@ def test_an_answer_that_comes_twice_counts_once_and_does_not_stand_in_for_the_ne
         deliver(request)
         deliver(b"again")
 
-    desk = Desk()
-    assert desk.exchange(0, {"a": b"1"}, 10, send) == {"a": b"1"}
-    assert (desk.repeated, desk.late) == ({"a": 1}, {})
+    pending = PendingRequests()
+    assert pending.exchange(0, {"a": b"1"}, 10, send) == {"a": b"1"}
+    assert (pending.repeated, pending.late) == ({"a": 1}, {})
 
     def after_a_replay(site: str, request: bytes, deliver: Callable[[bytes | Silence], None]) -> None:
         deliveries[0](b"of the first request")
         deliver(request)
 
-    assert desk.exchange(1, {"a": b"2"}, 10, after_a_replay) == {"a": b"2"}
-    assert (desk.repeated, desk.late) == ({"a": 2}, {})
+    assert pending.exchange(1, {"a": b"2"}, 10, after_a_replay) == {"a": b"2"}
+    assert (pending.repeated, pending.late) == ({"a": 2}, {})

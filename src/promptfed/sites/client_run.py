@@ -26,7 +26,7 @@ from promptfed.runs.runner import single
 
 
 @dataclass(frozen=True)
-class Place:
+class ClientRun:
     """The run as client number `client` sees it."""
 
     recipe: Recipe
@@ -66,7 +66,7 @@ def own_data(source: str, recipe: Recipe) -> Dataset:
     return evaluated_on(dataset, recipe.evaluate["split"], recipe.seed)
 
 
-def blank(shape: tuple[int, int], classes: tuple[str, ...]) -> Dataset:
+def blank_dataset(shape: tuple[int, int], classes: tuple[str, ...]) -> Dataset:
     """Return two black images, enough to learn what a method's answers look like."""
     return Dataset(
         name="blank",
@@ -90,7 +90,7 @@ def relabelled(dataset: Dataset, classes: tuple[str, ...]) -> Dataset:
     return replace(dataset, labels=order[dataset.labels], classes=classes)
 
 
-def settle(recipe: Recipe, dataset: Dataset, client: int, device: str, folder: Path) -> Place:
+def build_client_run(recipe: Recipe, dataset: Dataset, client: int, device: str, folder: Path) -> ClientRun:
     """Build the run's method, backbone and batches for the client whose data is all of `dataset`.
 
     Every client number holds the same images here; only this client's own is ever asked for.
@@ -118,7 +118,7 @@ def settle(recipe: Recipe, dataset: Dataset, client: int, device: str, folder: P
 
     store = Store(begin, folder / "unused")
     fleet = OneByOne(method, alone.task, shards, store)
-    return Place(
+    return ClientRun(
         recipe=recipe,
         client=client,
         method=method,

@@ -2,13 +2,10 @@
 
 import contextlib
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
-
-DATA, HOME, DEVICE = "PROMPTFED_SITE_DATA", "PROMPTFED_SITE_HOME", "PROMPTFED_SITE_DEVICE"  # set where a site starts
 
 
 def write_frame(file: IO[bytes], data: bytes) -> None:
@@ -25,13 +22,6 @@ def read_frame(file: IO[bytes]) -> bytes | None:
     wanted = int.from_bytes(size, "little")
     data = file.read(wanted)
     return data if len(data) == wanted else None
-
-
-def worker_command(site: str, home: Path, data: str, device: str = "auto") -> list[str]:
-    """Return the command line of a site's worker."""
-    module = "promptfed.sites.worker_process"
-    given = ["--site", site, "--home", str(home), "--data", data, "--device", device]
-    return [sys.executable, "-m", module, *given]
 
 
 class Child:

@@ -13,18 +13,18 @@ from pathlib import Path
 
 from promptfed.core.errors import PromptFedError
 from promptfed.sites import kits
-from promptfed.sites.pid_file import take
+from promptfed.sites.pid_file import acquire
 
 RESTART_SECONDS = 1.0
 END_SECONDS = 8.0  # a parent process gets to end by itself
 LOOK_SECONDS = 1.0  # between two looks into a party's log
-STRANGER = b"certificate verify failed"
+UNTRUSTED = b"certificate verify failed"
 FREE_SECONDS = 3.0  # a process that was just ended gets to let go of its port
 
 Say = Callable[[str], None]
 
 
-def keep_up(
+def keep_running(
     kit: Path,
     log: Path,
     pid_file: Path,
@@ -42,7 +42,7 @@ def keep_up(
         begin()
         _end_jobs(kit, 0.0)  # what an earlier keeper has left running, if it was killed: no party may be there twice
         _require_free(ports)
-        look = _stranger(log, say)
+        look = _watch_certificates(log, say)
         while not stopping:
             process = subprocess.Popen(
                 kits.parent_command(kit),
@@ -64,7 +64,7 @@ def keep_up(
                 _wait(RESTART_SECONDS, stopping)
 
 
-def _stranger(log: Path, say: Say) -> Callable[[], None]:
+def _watch_certificates(log: Path, say: Say) -> Callable[[], None]:
     """Return what looks into the log now and then, and says once that the other side's certificate is a stranger's."""
     read, due = log.stat().st_size, 0.0
 
@@ -77,7 +77,7 @@ def _stranger(log: Path, say: Say) -> Callable[[], None]:
             file.seek(read)
             found = file.read()
         read += len(found)
-        if STRANGER in found.lower():
+        if UNTRUSTED in found.lower():
             due = math.inf
             say(f"The server's certificate is none that this kit trusts: ask the coordinator for a new kit ({log}).")
 
@@ -134,7 +134,7 @@ def _alone(pid_file: Path) -> Iterator[None]:
     """Hold the file that names this process; a second one for the same party is refused."""
     with pid_file.open("a+") as file:
         try:
-            take(file)
+            acquire(file)
         except BlockingIOError as error:
             raise PromptFedError(f"It is running already, see {pid_file}.") from error
         try:

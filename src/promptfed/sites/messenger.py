@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 
 from promptfed.core.errors import PromptFedError
 from promptfed.sites import wire
-from promptfed.sites.seam import Exchange, Silence
+from promptfed.sites.exchange import Exchange, Silence
 from promptfed.sites.settings import Federation
-from promptfed.sites.wire import Head, Message, NotFinite, Refused
+from promptfed.sites.wire import Header, Message, NotFinite, Refused
 
 RETRY_SECONDS = 0.5  # between two askings of a round with too few answers
 MOST_LETTERS = 300  # of what a site says is wrong
 
 
 @dataclass(frozen=True)
-class Terms:
+class RunHeader:
     """What every request of a run says: which run, by which recipe, with which classes."""
 
     run: str
@@ -36,11 +36,11 @@ class Events:
 Checked = Callable[[str, Message], None]
 
 
-class Post:
+class Messenger:
     """Asks sites until enough of them have given an answer that can be used."""
 
-    def __init__(self, exchange: Exchange, federation: Federation, terms: Terms) -> None:
-        self.exchange, self.federation, self.terms = exchange, federation, terms
+    def __init__(self, exchange: Exchange, federation: Federation, header: RunHeader) -> None:
+        self.exchange, self.federation, self.header = exchange, federation, header
         self.limit = int(federation.answer_mb * 2**20)
         self.events = Events()
         self._late, self._repeated = dict(exchange.late), dict(exchange.repeated)
@@ -101,17 +101,17 @@ class Post:
         return events
 
     def _address(self, client: int, message: Message) -> Message:
-        common: Head = {
-            "run": self.terms.run,
-            "recipe": self.terms.recipe,
-            "classes": list(self.terms.classes),
+        common: Header = {
+            "run": self.header.run,
+            "recipe": self.header.recipe,
+            "classes": list(self.header.classes),
             "site": self.federation.sites[client],
             "client": client,
             "nonce": secrets.token_hex(16),
         }
         return Message(common | message.head, message.tree)
 
-    def _opened(self, site: str, data: bytes, request: Head, checked: Checked) -> Message:
+    def _opened(self, site: str, data: bytes, request: Header, checked: Checked) -> Message:
         """Return the answer if it is one to this very request, and sound."""
         answer = wire.unpack(data, self.limit)
         for key in ("run", "round", "nonce", "kind", "site"):

@@ -17,7 +17,7 @@ from nvflare.apis.signal import Signal
 from promptfed.core.errors import PromptFedError
 from promptfed.core.files import write_json
 from promptfed.sites.coordinator import Busy, conduct
-from promptfed.sites.seam import Deliver, Desk, Silence
+from promptfed.sites.exchange import Deliver, PendingRequests, Silence
 from promptfed.sites.settings import FAILED, read_federation
 
 TASK = "work"  # the only task there is
@@ -31,14 +31,14 @@ class FlareExchange:
     """Sends every site a task of its own. A task stands until its site answers, so a late answer is seen as such."""
 
     def __init__(self, controller: "Conductor", fl_ctx: FLContext, abort: Signal, patience: float) -> None:
-        self.desk = Desk()
-        self.late, self.repeated = self.desk.late, self.desk.repeated
+        self.pending = PendingRequests()
+        self.late, self.repeated = self.pending.late, self.pending.repeated
         self._controller, self._fl_ctx, self._abort = controller, fl_ctx, abort
         self._patience = max(1, int(patience))
 
     def exchange(self, round: int, requests: Mapping[str, bytes], timeout: float) -> dict[str, bytes | Silence]:  # noqa: A002
         """Send each site its own request; return what each of them answered."""
-        return self.desk.exchange(round, requests, timeout, self._send, self._check)
+        return self.pending.exchange(round, requests, timeout, self._send, self._check)
 
     def _check(self) -> None:
         if self._abort.triggered:

@@ -10,7 +10,8 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from promptfed.sites.frames import DATA, DEVICE, HOME, Child, worker_command
+from promptfed.sites.child_process import Child
+from promptfed.sites.worker_command import DATA, DEVICE, HOME, worker_command
 
 POLL_SECONDS = 0.1
 

@@ -1,0 +1,13 @@
+"""How a site's worker is started: the environment variables of `promptfed sites join` and the command line."""
+
+import sys
+from pathlib import Path
+
+DATA, HOME, DEVICE = "PROMPTFED_SITE_DATA", "PROMPTFED_SITE_HOME", "PROMPTFED_SITE_DEVICE"
+
+
+def worker_command(site: str, home: Path, data: str, device: str = "auto") -> list[str]:
+    """Return the command line of a site's worker."""
+    module = "promptfed.sites.worker_process"
+    given = ["--site", site, "--home", str(home), "--data", data, "--device", device]
+    return [sys.executable, "-m", module, *given]
