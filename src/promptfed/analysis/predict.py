@@ -1,15 +1,9 @@
-"""What a trained model says of images: the one a site holds after a run, or that of a client of a simulated run.
-
-RUN/model.safetensors    the model's tree; written last, so where it is the run is finished
-RUN/model.json           what else it takes to use it: the recipe, the classes, the images it expects
-"""
+"""What a trained model says of images: the one a site holds after a run, or that of a client of a simulated run."""
 
 import json
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,23 +13,20 @@ from torch import Tensor
 from promptfed.backbones.cached import Cached
 from promptfed.core import tree
 from promptfed.core.errors import PromptFedError
-from promptfed.core.files import write_json
 from promptfed.core.method import Method, Task
 from promptfed.core.tree import Tree
 from promptfed.data.batches import ClientData, Pool
 from promptfed.data.dataset import Dataset, Images
 from promptfed.data.photos import decode
-from promptfed.federation.store import read_tree, write_tree
 from promptfed.results.folder.record import over_sites
 from promptfed.runs import config
 from promptfed.runs.config import Recipe
 from promptfed.runs.finished import Finished, check_client, open_run
 from promptfed.runs.planning import make_task, pick_device
 from promptfed.runs.runner import single
+from promptfed.runs.site_model import MODEL, read_model
 
-FORMAT = 1
 BATCH = 64
-MODEL, ABOUT = "model.safetensors", "model.json"
 Color = tuple[float, float, float]
 
 
@@ -61,27 +52,6 @@ class Answer:
 
     file: Path
     classes: tuple[tuple[str, float], ...]
-
-
-# -- the model a site keeps --------------------------------------------------------------------------------------------
-
-
-def write_model(
-    folder: Path, params: Tree, recipe: Recipe, dataset: Dataset, facts: Mapping[str, Tensor], finished: int
-) -> None:
-    """Write a site's model after `finished` rounds, with all that it takes to use it but the frozen backbone."""
-    about = {
-        "format": FORMAT,
-        "round": finished,
-        "classes": dataset.classes,
-        "shape": dataset.sides,
-        "mean": dataset.mean,
-        "std": dataset.std,
-        "facts": {name: value.tolist() for name, value in facts.items()},
-        "recipe": config.dump(recipe),
-    }
-    write_json(folder / ABOUT, about)
-    write_tree(folder / MODEL, params)
 
 
 def load(source: Path, client: int | None = None, device: str = "auto") -> Model:
@@ -119,40 +89,21 @@ def _check_sees(folder: Path, recipe: Recipe) -> None:
 
 
 def _of_site(folder: Path, device: str) -> Model:
-    about = _about(folder / ABOUT)
-    recipe = single(config.expand(tomllib.loads(about["recipe"]), (), str(folder / ABOUT)))
-    _check_sees(folder, recipe)
+    found = read_model(folder)
+    _check_sees(folder, found.recipe)
     place = pick_device(device)
-    (height, width), classes = about["shape"], tuple(about["classes"])
-    task = make_task(recipe, (height, width), classes, place)
     return Model(
-        method=config.build_method(recipe),
-        task=task,
-        params=tree.to(read_tree(folder / MODEL), place),
-        shape=(height, width),
-        mean=tuple(about["mean"]),
-        std=tuple(about["std"]),
-        facts={name: torch.tensor(value, device=place) for name, value in about["facts"].items()},
-        seed=recipe.seed,
-        round=about["round"],
+        method=config.build_method(found.recipe),
+        task=make_task(found.recipe, found.shape, found.classes, place),
+        params=tree.to(found.params, place),
+        shape=found.shape,
+        mean=found.mean,
+        std=found.std,
+        facts=tree.to(found.facts, place),
+        seed=found.recipe.seed,
+        round=found.round,
         device=place,
     )
-
-
-def _about(path: Path) -> dict[str, Any]:
-    """Read model.json, or say what is wrong with it."""
-    if not path.is_file():
-        raise PromptFedError(f"{path} is missing: without it the class names are not known; take it from the site too.")
-    try:
-        about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if about["format"] != FORMAT:
-            raise PromptFedError(f"{path} has format {about['format']}; this version reads {FORMAT}.")
-        if not about["classes"]:
-            raise PromptFedError(f"{path} names no classes.")
-        known = {key: about[key] for key in ("recipe", "shape", "mean", "std", "facts", "round", "classes")}
-    except (ValueError, KeyError, TypeError) as error:
-        raise PromptFedError(f"{path} is damaged: it does not describe a model.") from error
-    return known
 
 
 def _of_client(run: Finished, client: int | None) -> Model:

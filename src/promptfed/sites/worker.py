@@ -24,11 +24,11 @@ from pathlib import Path
 
 import torch
 
-from promptfed.analysis.predict import write_model
 from promptfed.core import tree
 from promptfed.core.files import write_json, write_text
 from promptfed.core.tree import Tree
 from promptfed.federation.store import read_tree, write_tree
+from promptfed.runs.site_model import write_model
 from promptfed.sites import masking, terms, wire
 from promptfed.sites.client_run import ClientRun, build_client_run, own_data, read_recipe, relabelled
 from promptfed.sites.masking import Masks
