@@ -124,7 +124,11 @@ def test_unknown_source(images: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("seed = \n", "is no valid TOML"), ("sed = 1\n", 'Unknown key "sed" in'), ("[method]\nname = 3\n", "method.name")],
+    [
+        ("seed = \n", "is not valid TOML"),
+        ("sed = 1\n", 'Unknown key "sed" in'),
+        ("[method]\nname = 3\n", "method.name"),
+    ],
 )
 def test_a_wrong_recipe(text: str, expected: str, images: Path, tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"

@@ -98,7 +98,7 @@ def test_merge_changes_neither_side() -> None:
 
 
 MISTAKES = {
-    "no TOML": ("title = ", "is no valid TOML"),
+    "no TOML": ("title = ", "is not valid TOML"),
     "unknown key": ('titel = "x"', 'did you mean "title"?'),
     "nothing but a title": ('title = "x"', "columns is missing"),
     "no column": ('title = "x"\ncolumns = []\nrows = []', "at least one [[columns]]"),

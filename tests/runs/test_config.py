@@ -16,10 +16,8 @@ from promptfed.core.errors import PromptFedError
 from promptfed.core.method import Method
 from promptfed.methods.fedavg import FedAvg
 from promptfed.methods.pfedpt import PFedPT
-from promptfed.runs import registry
 from promptfed.runs.config import Recipe, build_method, dump, flatten, load, resolve
 from promptfed.runs.nested import literal
-from promptfed.runs.registry import find_method, methods
 
 
 @dataclass(frozen=True)
@@ -161,45 +159,6 @@ def test_a_key_wins_over_the_preset() -> None:
 def test_a_method_without_presets() -> None:
     with pytest.raises(PromptFedError, match='preset "paper" in method fedavg'):
         load("fedavg", ["method.preset=paper"])
-
-
-# -- finding methods ----------------------------------------------------------------------------------------------
-
-
-class Point:
-    """An entry point of another package."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.value = name, "other.package:Mine"
-
-    def load(self) -> type[Method]:
-        return Mine
-
-
-def test_the_packages_own_methods() -> None:
-    assert {"local", "fedavg", "pfedpt"} <= set(methods())
-    assert all(name == kind.name for name, kind in methods().items() if kind.__module__.startswith("promptfed"))
-
-
-def test_a_method_announced_by_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_announced", lambda: [Point("mine")])
-    assert methods()["mine"] is Mine
-    assert one("mine").method["lr"] == 0.1
-
-
-def test_a_clashing_name_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_announced", lambda: [Point("fedavg")])
-    with pytest.raises(PromptFedError, match=r'Two methods are called "fedavg".*other\.package:Mine'):
-        methods()
-
-
-def test_a_dotted_path() -> None:
-    assert find_method("test_config:Mine") is Mine
-    assert build_method(one("test_config:Mine", "method.lr=3")) == Mine(lr=3.0)
-    with pytest.raises(PromptFedError, match="has no attribute 'Yours'"):
-        find_method("test_config:Yours")
-    with pytest.raises(PromptFedError, match="must be a subclass"):
-        find_method("test_config:one")
 
 
 def test_build_method() -> None:

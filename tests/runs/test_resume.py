@@ -162,7 +162,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "rounds short": ("rounds.jsonl", truncate, "is damaged within its first 3 rounds"),
     "partition torn": ("partition.json", truncate, "is torn or edited"),
     "recipe missing": ("recipe.toml", Path.unlink, "recipe.toml is missing"),
-    "recipe torn": ("recipe.toml", write("seed = "), "is no valid TOML"),
+    "recipe torn": ("recipe.toml", write("seed = "), "is not valid TOML"),
 }
 
 

@@ -122,7 +122,7 @@ def read_cells(path: Path, name: str) -> PaperTable:
     except OSError as error:
         raise PromptFedError(f"The table {path} cannot be read: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise PromptFedError(f"The table {path} is no valid TOML: {error}.") from error
+        raise PromptFedError(f"The table {path} is not valid TOML: {error}.") from error
     where = str(path)
     valid = ("title", "paper", "base", "theirs", "columns", "rows", "tune", "measures", "deviations", "notes")
     _check_keys(content, valid, ("title", "columns", "rows"), where)

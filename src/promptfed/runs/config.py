@@ -19,7 +19,7 @@ from promptfed.data.partition import PARTITIONS
 from promptfed.federation import guards
 from promptfed.methods.with_frame import WithFrame
 from promptfed.runs import nested, registry
-from promptfed.runs.cells import SUFFIX
+from promptfed.runs.cells import SUFFIX, Cell
 from promptfed.runs.nested import Table
 
 PROMPTED = f"+{WithFrame.name}"  # ends the name of a method whose images have a visual prompt
@@ -114,13 +114,12 @@ def load(source: str, overrides: Sequence[str] = ()) -> list[Recipe]:
 
 
 def describe(name: str) -> tuple[str, Table]:
-    """Return what a shipped recipe says of itself, and the keys it sets."""
-    path = registry.recipes()[name]
-    first = path.read_text(encoding="utf-8").split("\n", 1)[0]
+    """Return what a shipped recipe says about itself, and the keys it sets."""
+    first = registry.recipes()[name].read_text(encoding="utf-8").split("\n", 1)[0]
     about = first.removeprefix("#").strip() if first.startswith("#") else ""
-    if path.name.endswith(SUFFIX):
-        cell = registry.cell(path, name)
-        about = f"{cell.row.title}, {cell.column.title}: {about}"
+    found = registry.find_recipe(name)
+    if isinstance(found, Cell):
+        about = f"{found.row.title}, {found.column.title}: {about}"
     return about, _read(name)[0]
 
 
@@ -142,23 +141,32 @@ def expand(content: Table, overrides: Sequence[str], where: str) -> list[Recipe]
 
 
 def _read(source: str) -> tuple[Table, str]:
+    """Return the content of what `source` names, and where it comes from, for messages."""
     if source.endswith(SUFFIX) or source in registry.tables():
         raise PromptFedError(f"{source} is a whole table, not one recipe; use promptfed reproduce {source}.")
-    shipped = registry.recipes()
-    path = shipped.get(source, Path(source))
-    if source in shipped and path.name.endswith(SUFFIX):
-        return registry.cell(path, source).recipe, source
-    if not (source in shipped or source.endswith(".toml") or path.is_file()):
-        kinds = {**registry.methods(), **shipped}
-        if ":" not in source and source.removesuffix(PROMPTED) not in kinds:
-            raise choice("method or recipe", source, kinds)
+    shipped = registry.find_recipe(source)
+    if isinstance(shipped, Cell):
+        return shipped.recipe, source
+    path = shipped or Path(source)
+    if shipped is None and not source.endswith(".toml") and not path.is_file():
+        _check_method(source)
         return {"method": {"name": source}}, f"what was given for {source}"
     try:
         return tomllib.loads(path.read_text(encoding="utf-8")), str(path)
     except OSError as error:
         raise PromptFedError(f"The recipe {path} cannot be read: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise PromptFedError(f"The recipe {path} is no valid TOML: {error}.") from error
+        raise PromptFedError(f"The recipe {path} is not valid TOML: {error}.") from error
+
+
+def _check_method(source: str) -> None:
+    """Refuse a name that is neither a method nor a recipe; a dotted path is looked up later."""
+    methods = registry.methods()
+    if ":" in source or source.removesuffix(PROMPTED) in methods:
+        return
+    # the cells of tables all have a slash in their names: only then are the tables worth reading
+    recipes = registry.recipes() if "/" in source else registry.single_recipes()
+    raise choice("method or recipe", source, {**methods, **recipes})
 
 
 def _sweep(content: Table) -> Iterator[Table]:

@@ -49,39 +49,53 @@ def find_method(name: str) -> type[Method]:
     except (ImportError, AttributeError) as error:
         raise PromptFedError(f'There is no method "{name}": {error}.') from error
     if not (isinstance(kind, type) and issubclass(kind, Method)):
-        raise PromptFedError(f'"{name}" is no Method: it must be a subclass of promptfed.Method.')
+        raise PromptFedError(f'"{name}" is not a method: it must be a subclass of promptfed.Method.')
     if issubclass(kind, WithFrame):
         raise PromptFedError(f"{name} wraps another method: name that one, and give prompt.kind beside it.")
     return kind
 
 
-@cache  # the package's own files stay as they are, and there are hundreds of cells
-def recipes() -> dict[str, Path]:
-    """Return the shipped recipes by name; a table's cell, such as "pfedpg/t1-office/fedvpt", leads to the table."""
-    found: dict[str, Path] = {}
-    for path in sorted(RECIPES.rglob("*.toml")):
-        name = path.relative_to(RECIPES).as_posix().removesuffix(".toml").removesuffix(".table")
-        if path.name.endswith(SUFFIX):
-            found |= {f"{name}/{cell}": path for cell in _cells(path)}
-        else:
-            found[name] = path
-    return found
+# -- shipped recipes and tables: every name has a slash, so a bare method's name never opens a file -----------------
 
 
-@cache
-def tables() -> dict[str, Path]:
-    """Return the shipped tables of papers by name, such as "pfedpg/t1-office"."""
+@cache  # the package's own files stay as they are
+def _files() -> dict[str, Path]:
+    """Return every shipped file by its path without ".toml"; none is opened."""
     return {
-        path.relative_to(RECIPES).as_posix().removesuffix(SUFFIX): path for path in sorted(RECIPES.rglob(f"*{SUFFIX}"))
+        path.relative_to(RECIPES).as_posix().removesuffix(".toml"): path for path in sorted(RECIPES.rglob("*.toml"))
     }
 
 
 @cache
-def _cells(path: Path) -> dict[str, Cell]:
-    return read_cells(path, path.relative_to(RECIPES).as_posix().removesuffix(SUFFIX)).cells()
+def single_recipes() -> dict[str, Path]:
+    """Return the shipped recipes that are files of their own, such as "demo/pfedpt"; none is opened."""
+    return {name: path for name, path in _files().items() if not path.name.endswith(SUFFIX)}
 
 
-def cell(path: Path, name: str) -> Cell:
-    """Return the cell that `recipes` calls `name`, of the table at `path`."""
-    table = path.relative_to(RECIPES).as_posix().removesuffix(SUFFIX)
-    return _cells(path)[name.removeprefix(f"{table}/")]
+@cache
+def tables() -> dict[str, Path]:
+    """Return the shipped tables of papers by name, such as "pfedpg/t1-office"; none is opened."""
+    return {name.removesuffix(".table"): path for name, path in _files().items() if path.name.endswith(SUFFIX)}
+
+
+@cache
+def recipes() -> dict[str, Path]:
+    """Return all shipped recipes by name; a table's cell, such as "pfedpg/t1-office/fedvpt", leads to the table."""
+    found: dict[str, Path] = {}
+    for name, path in _files().items():
+        table = name.removesuffix(".table")
+        found |= {name: path} if table == name else {f"{table}/{cell}": path for cell in _cells(table)}
+    return found
+
+
+def find_recipe(name: str) -> Path | Cell | None:
+    """Return the file of a shipped recipe, or the cell of a shipped table; only that one table is read."""
+    if name in single_recipes():
+        return single_recipes()[name]
+    table = next((table for table in tables() if name.startswith(f"{table}/")), None)
+    return None if table is None else _cells(table).get(name.removeprefix(f"{table}/"))
+
+
+@cache  # there are hundreds of cells
+def _cells(table: str) -> dict[str, Cell]:
+    return read_cells(tables()[table], table).cells()
