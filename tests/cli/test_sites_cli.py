@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 
 from promptfed.cli.sites import _accuracy, app, describe_round
 from promptfed.core.errors import PromptFedError
+from promptfed.results.folder.names import WINDOW
 from promptfed.sites.pid_file import watching
-from promptfed.sites.settings import WINDOW
 
 LINE = {
     "round": 3,

@@ -23,9 +23,9 @@ from promptfed.core.files import write_json
 from promptfed.core.tree import Tree
 from promptfed.data.batches import ClientData
 from promptfed.data.dataset import Indices
+from promptfed.results.folder import names
 from promptfed.runs.finished import Finished
 
-FILE = "audit.json"
 BATCH = 256
 PER_CLASS = 20  # public images of each class that an uploaded model is tried on, at most
 
@@ -53,7 +53,7 @@ def audit(run: Finished, attack: Attack) -> Line:
         attacked = _pictures(run, up, clients, attack) if _is_word(run, up) else _classes(run, up, clients)
         found = seen | attacked
     found = {"method": run.plan.recipe.method["name"], "round": run.loop.finished, "clients": clients} | found
-    write_json(run.folder / FILE, found)
+    write_json(run.folder / names.AUDIT, found)
     return found
 
 

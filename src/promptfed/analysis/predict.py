@@ -18,6 +18,7 @@ from promptfed.core.tree import Tree
 from promptfed.data.batches import ClientData, Pool
 from promptfed.data.dataset import Dataset, Images
 from promptfed.data.photos import decode
+from promptfed.results.folder import names
 from promptfed.results.folder.record import over_sites
 from promptfed.runs import config
 from promptfed.runs.config import Recipe
@@ -66,8 +67,8 @@ def load(source: Path, client: int | None = None, device: str = "auto") -> Model
         raise PromptFedError(f"{source} is no model: give {MODEL}, or the folder of a run.")
     if over_sites(folder):
         raise PromptFedError(f"{folder} is the coordinator's side of a run; every model is at its site.")
-    if (folder / "recipe.toml").is_file():
-        _check_sees(folder, single(config.load(str(folder / "recipe.toml"))))
+    if (folder / names.RECIPE).is_file():
+        _check_sees(folder, single(config.load(str(folder / names.RECIPE))))
         return _of_client(open_run(folder, device), client)
     if not (folder / MODEL).is_file():
         started = any((folder / name).exists() for name in ("versions", "once.safetensors"))

@@ -26,9 +26,9 @@ from promptfed.core import tree
 from promptfed.core.errors import PromptFedError, choice
 from promptfed.core.files import write_json
 from promptfed.data.dataset import Indices
+from promptfed.results.folder import names
 from promptfed.runs.finished import Finished, check_client, inverted, once_more
 
-FILE = "quality.json"
 FEATURES = ("clip", "clip:WEIGHTS", "inception:FILE", "torchmetrics")
 AT_ONCE = 64  # pictures whose features are computed together
 
@@ -246,7 +246,7 @@ def measure(run: Finished, wish: Wish) -> Line:
         "words": lines,
         "rounds": curve,
     }
-    write_json(run.folder / FILE, found)
+    write_json(run.folder / names.QUALITY, found)
     return found
 
 

@@ -11,6 +11,7 @@ import typer
 
 from promptfed.cli.terminal import say
 from promptfed.core.errors import PromptFedError
+from promptfed.results.folder import names
 
 if TYPE_CHECKING:
     from promptfed.runs.config import Recipe
@@ -195,25 +196,23 @@ def status(home: Home = HERE) -> None:
     for site in federation.sites:
         state = "unknown" if connected is None else "connected" if site in connected else "away"
         say(f"{site}: {state}")
-    for folder in sorted((home / "runs").glob("*/recipe.toml")):
-        rounds = folder.parent / "rounds.jsonl"
+    for folder in sorted((home / "runs").glob(f"*/{names.RECIPE}")):
+        rounds = folder.parent / names.ROUNDS
         count = len(rounds.read_text(encoding="utf-8").splitlines()) if rounds.exists() else 0
         say(f"{folder.parent}: {count} rounds, {_state(folder.parent)}")
 
 
 def _state(folder: Path) -> str:
     """Return in words what a run is doing, or why it has stopped, if it failed."""
-    from promptfed.results.folder.record import LOCK
     from promptfed.sites.pid_file import running
-    from promptfed.sites.settings import FAILED, TOLD, WINDOW
 
-    if (folder / "summary.json").exists():
+    if (folder / names.SUMMARY).exists():
         return "finished"
-    if running(folder / LOCK) is not None:
+    if running(folder / names.LOCK) is not None:
         return "at work"
-    if running(folder / WINDOW) is not None:
+    if running(folder / names.WINDOW) is not None:
         return "waiting for its next job"
-    path = next((path for path in (folder / FAILED, folder / TOLD) if path.exists()), None)
+    path = next((path for path in (folder / names.FAILED, folder / names.FAILED_SHOWN) if path.exists()), None)
     return "stopped" if path is None else f"stopped: {json.loads(path.read_text(encoding='utf-8'))['reason']}"
 
 

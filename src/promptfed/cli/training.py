@@ -12,6 +12,7 @@ import typer
 from promptfed.cli.arguments import Form, Format, Overrides, show_runs
 from promptfed.cli.terminal import complain, console, say, told
 from promptfed.core.errors import PromptFedError
+from promptfed.results.folder import names
 
 if TYPE_CHECKING:
     from promptfed.papers.outcome import Outcome
@@ -49,7 +50,7 @@ def run(
         if out is not None:
             raise PromptFedError(f"--resume goes on in {resume}; leave out --out.")
         _check_run(resume)
-        recipe = runner.single(config.load(source or str(resume / "recipe.toml"), words)) if source or words else None
+        recipe = runner.single(config.load(source or str(resume / names.RECIPE), words)) if source or words else None
         try:
             _guarded(resume, partial(runner.go_on, resume, recipe))
         except PromptFedError as error:
@@ -69,7 +70,7 @@ def run(
 
 def _check_run(folder: Path) -> None:
     """Refuse to resume a folder of several runs."""
-    if not (folder / "recipe.toml").is_file() and (below := sorted(folder.glob("*/recipe.toml"))):
+    if not (folder / names.RECIPE).is_file() and (below := sorted(folder.glob(f"*/{names.RECIPE}"))):
         raise PromptFedError(
             f"{folder} holds several runs: resume one, such as {below[0].parent}, or give the sweep's own command "
             f"again with --out {folder}."
@@ -84,11 +85,11 @@ def _guarded(folder: Path, work: "Callable[[], Result]") -> None:
         complain(f"Stopped. Go on with: promptfed run --resume {folder}")
         raise typer.Exit(130) from None
     except OSError as error:
-        if not (folder / "recipe.toml").is_file():
+        if not (folder / names.RECIPE).is_file():
             raise
         raise PromptFedError(f"{told(error)} Go on with promptfed run --resume {folder}.") from error
     show_runs([result.folder], Format.terminal)
-    say(f"Run folder {result.folder}, report {result.folder / 'report.html'}")
+    say(f"Run folder {result.folder}, report {result.folder / names.REPORT}")
 
 
 def _sweep(runs: "Mapping[Path, Recipe]", command: str) -> None:

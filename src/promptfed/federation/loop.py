@@ -23,6 +23,7 @@ from promptfed.federation.fleet import Fitted, Fleet, score_deployed
 from promptfed.federation.guards import Guards
 from promptfed.federation.sampling import choose
 from promptfed.federation.store import Store, read_tree, verify, write_tree
+from promptfed.results.folder import names
 from promptfed.results.folder.record import Line, Record
 
 
@@ -107,7 +108,7 @@ class Loop:
             self._save(recipe_hash, partition_hash)
 
     def _save(self, recipe_hash: str, partition_hash: str) -> None:
-        file = f"server-{self.finished:06d}.safetensors"
+        file = names.server_file(self.finished)
         checksum = write_tree(self.record.checkpoint / file, tree.to(self.server, "cpu"))
         state = {"round": self.finished, "recipe": recipe_hash, "partition": partition_hash}
         self.record.commit(state | {"server": {"file": file, "crc32": checksum}, "personal": self.store.commit()})
@@ -145,7 +146,7 @@ class Loop:
         """Keep the word of every round: it is small, and people want to see it grow."""
         if self.method.inverts and "word" in server:
             self.record.words.mkdir(exist_ok=True)
-            write_tree(self.record.words / f"{finished:06d}.safetensors", {"word": server["word"]})
+            write_tree(self.record.words / names.word_file(finished), {"word": server["word"]})
 
     def round(self, t: int) -> tuple[Tree, Line]:
         """Run round `t`; return the next server tree and the round's line of the record."""

@@ -19,6 +19,7 @@ from safetensors.torch import save
 from promptfed.core import tree
 from promptfed.core.errors import PromptFedError
 from promptfed.core.tree import Tree
+from promptfed.results.folder import names
 
 Manifest = dict[str, dict[str, object]]
 """File name -> {"crc32": int, "clients": [the clients written into it]}."""
@@ -134,7 +135,7 @@ class Store:
             if stacked:  # a client with nothing personal gets its empty tree from `fresh`
                 self._folder.mkdir(parents=True, exist_ok=True)
                 self._written += 1
-                name = f"personal-{self._written:06d}.safetensors"
+                name = names.personal_file(self._written)
                 self._files[name] = {"crc32": write_tree(self._folder / name, stacked), "clients": list(trees)}
                 self._where |= {client: (name, row) for row, client in enumerate(trees)}
             self._unsaved -= trees.keys()

@@ -5,7 +5,6 @@ failure costs one job, not the others, and is told at once: the rest may take ho
 """
 
 import gc
-import json
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -26,11 +25,12 @@ from promptfed.core.errors import PromptFedError
 from promptfed.core.progress import bar
 from promptfed.papers.outcome import with_quality
 from promptfed.papers.timing import gpu_load, sitting
+from promptfed.results.folder import names
+from promptfed.results.folder.parts import read_summary
 from promptfed.runs import config
 from promptfed.runs.config import Recipe
 
 STOPPED = "Stopped; run the same command again to go on."
-TRACEBACK = "traceback.txt"  # in the folder of a run that a bug ended
 
 
 @dataclass(frozen=True)
@@ -121,20 +121,16 @@ def _found(job: Job, out: Path, merge: Sequence[Path]) -> Mapping[str, Any] | No
 
 def finished(job: Job) -> Mapping[str, Any] | None:
     """Return the summary of the job's run if it is finished and of the same recipe."""
-    path = job.folder / "summary.json"
-    if not path.is_file():
+    if not (job.folder / names.SUMMARY).is_file():
         return None
-    try:
-        summary: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        same = summary["recipe_hash"] == job.recipe.hash and summary["rounds"] == job.recipe.rounds
-    except (ValueError, KeyError, TypeError):
-        raise PromptFedError(f"{path} is damaged; remove its folder, or choose another --out.") from None
+    summary = read_summary(job.folder)
+    same = summary["recipe_hash"] == job.recipe.hash and summary["rounds"] == job.recipe.rounds
     return with_quality(summary, job.folder) if same else None
 
 
 def refuse_foreign(job: Job) -> None:
     """Refuse a folder that holds the run of another recipe, before anything runs; more rounds are welcome."""
-    path = job.folder / "recipe.toml"
+    path = job.folder / names.RECIPE
     if not path.is_file():
         return
     (stored,) = config.load(str(path))
@@ -149,9 +145,9 @@ def refuse_foreign(job: Job) -> None:
 
 def _same_training(job: Job, twin: Path) -> bool:
     """Say whether the folder holds a finished run of what the job would train, with its models."""
-    if not (twin / "summary.json").is_file() or not (twin / "checkpoint" / "state.json").is_file():
+    if not (twin / names.SUMMARY).is_file() or not (twin / names.CHECKPOINT / names.STATE).is_file():
         return False
-    (stored,) = config.load(str(twin / "recipe.toml"))
+    (stored,) = config.load(str(twin / names.RECIPE))
     return stored.rounds == job.recipe.rounds and config.training(stored).hash == config.training(job.recipe).hash
 
 
@@ -164,9 +160,9 @@ def work(job: Job) -> Done:
 
     from promptfed.runs import runner
 
-    (job.folder / TRACEBACK).unlink(missing_ok=True)
+    (job.folder / names.TRACEBACK).unlink(missing_ok=True)
     try:
-        if (job.folder / "recipe.toml").is_file():
+        if (job.folder / names.RECIPE).is_file():
             return Done(runner.go_on(job.folder, job.recipe).summary)
         if twin := next(filter(partial(_same_training, job), job.twins), None):
             return Done(runner.read_again(twin, job.recipe, job.folder).summary)
@@ -178,8 +174,8 @@ def work(job: Job) -> Done:
     except Exception as error:  # a bug in one method, or a full GPU, must not cost the rest of the table
         sentence = f"{type(error).__name__}: {' '.join(str(error).split())}"
         if job.folder.is_dir():
-            (job.folder / TRACEBACK).write_text(traceback.format_exc(), encoding="utf-8")
-            sentence += f"; {job.folder / TRACEBACK} says where."
+            (job.folder / names.TRACEBACK).write_text(traceback.format_exc(), encoding="utf-8")
+            sentence += f"; {job.folder / names.TRACEBACK} says where."
         return Done(problem=sentence)
     finally:
         gc.collect()

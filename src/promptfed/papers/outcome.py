@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from promptfed.core.errors import PromptFedError
+from promptfed.results.folder import names
 from promptfed.results.folder.reader import per_domain
-from promptfed.results.report.measured import QUALITY
 from promptfed.runs.cells import Cell, Figure
 
 Values = NDArray[np.float64]
@@ -152,7 +152,7 @@ def headline(summary: Mapping[str, Any], measure: str) -> Mapping[str, Any]:
 
 def with_quality(summary: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
     """Return a run's summary with what `promptfed quality` measured after its last round, if it did."""
-    path = folder / QUALITY
+    path = folder / names.QUALITY
     if not path.is_file():
         return summary
     try:

@@ -13,10 +13,10 @@ from promptfed.core.files import write_json
 from promptfed.core.protocols import Batch, Sorter
 from promptfed.data.dataset import Dataset, Images, Indices
 from promptfed.federation.loop import Loop
+from promptfed.results.folder import names
 
 BATCH = 256
 SHOWN, SIDE = 8, 64  # images of each domain on the sheet, and their pixels per side
-SHEET = "contact-sheet.jpg"
 
 
 def show(loop: Loop, dataset: Dataset, folder: Path) -> None:
@@ -37,7 +37,7 @@ def show(loop: Loop, dataset: Dataset, folder: Path) -> None:
     keys = [dataset.domain_names[key] if key < len(dataset.domain_names) else f"key {key}" for key in range(count)]
     chosen = {name: np.bincount(one["chosen"], minlength=len(keys)) for name, one in answers.items()}
     picked = {name: np.linspace(0, len(own) - 1, min(SHOWN, len(own))).astype(int) for name, own in of.items()}
-    _save_sheet([dataset.images[own[picked[name]]] for name, own in of.items()], folder / SHEET)
+    _save_sheet([dataset.images[own[picked[name]]] for name, own in of.items()], folder / names.CONTACT_SHEET)
     shown = {
         "key": [one["chosen"][picked[name]].tolist() for name, one in answers.items()],
         "right": [one["correct"][picked[name]].tolist() for name, one in answers.items()],
@@ -50,9 +50,9 @@ def show(loop: Loop, dataset: Dataset, folder: Path) -> None:
         "chosen": [chosen[name].tolist() for name in of],
         "right": [one["right"].sum(0).tolist() for one in answers.values()],
         "correct": [int(one["correct"].sum()) for one in answers.values()],
-        "sheet": {"file": SHEET, "side": SIDE, **shown},
+        "sheet": {"file": names.CONTACT_SHEET, "side": SIDE, **shown},
     }
-    write_json(folder / "domains.json", content)
+    write_json(folder / names.DOMAINS, content)
 
 
 def _answers(loop: Loop, sort: Sorter, rows: Indices) -> dict[str, Indices]:

@@ -17,6 +17,8 @@ from promptfed.core.tree import Tree
 from promptfed.federation.fleet import Stacked
 from promptfed.federation.loop import Loop, rng_for
 from promptfed.federation.store import read_tree
+from promptfed.results.folder import names
+from promptfed.results.folder.parts import read_summary
 from promptfed.results.folder.record import Record, over_sites
 from promptfed.runs import config, planning, runner
 from promptfed.runs.config import Recipe
@@ -41,7 +43,7 @@ class Words:
         if finished == 0:
             server = self.method.init_server(self.task, rng_for(self.recipe.seed, "server"))
             return server["word"].to(self.device)
-        path = Record(self.folder).words / f"{finished:06d}.safetensors"
+        path = Record(self.folder).words / names.word_file(finished)
         if not path.is_file():
             raise PromptFedError(f"{self.folder} has words of rounds 0 … {self.rounds}, not of round {finished}.")
         return read_tree(path)["word"].to(self.device)
@@ -79,7 +81,7 @@ def open_words(folder: Path, device: str = "") -> Words:
     method, where = config.build_method(recipe), planning.pick_device(device or recipe.device)
     _check_inverts(folder, method, recipe)
     task = planning.make_task(recipe, UNKNOWN, ("thing", "other"), where)
-    return Words(folder, recipe, method, task, where, runner.read_summary(folder / "summary.json")["accuracy"]["round"])
+    return Words(folder, recipe, method, task, where, read_summary(folder)["accuracy"]["round"])
 
 
 def open_run(folder: Path, device: str = "") -> Finished:
@@ -89,7 +91,7 @@ def open_run(folder: Path, device: str = "") -> Finished:
         raise PromptFedError(
             f"{folder} is the coordinator's side of a run over sites: it has neither images nor their own models."
         )
-    plan = planning.prepare(replace(recipe, device=device or recipe.device), None, folder / "partition.json")
+    plan = planning.prepare(replace(recipe, device=device or recipe.device), None, folder / names.PARTITION)
     record = Record(folder)
     state = record.state(recipe.hash, plan.partition.hash)
     if state is None:
@@ -101,12 +103,12 @@ def open_run(folder: Path, device: str = "") -> Finished:
 
 def _finished_recipe(folder: Path, device: str) -> Recipe:
     """Return the recipe of the finished run in `folder`, or say what is missing."""
-    if not (folder / "recipe.toml").is_file():
+    if not (folder / names.RECIPE).is_file():
         raise PromptFedError(f"{folder} holds no run: recipe.toml is missing.")
-    if not (folder / "summary.json").is_file():
+    if not (folder / names.SUMMARY).is_file():
         command = "promptfed sites run" if over_sites(folder) else "promptfed run"
         raise PromptFedError(f"{folder} is not finished; go on with {command} --resume {folder}.")
-    recipe = runner.single(config.load(str(folder / "recipe.toml")))
+    recipe = runner.single(config.load(str(folder / names.RECIPE)))
     config.check_device(device or recipe.device)
     return recipe
 

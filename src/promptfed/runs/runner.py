@@ -1,7 +1,6 @@
 """From a recipe to a finished run folder: `promptfed.run(...)`."""
 
 import datetime
-import json
 import math
 import os
 import platform
@@ -30,6 +29,8 @@ from promptfed.federation.fleet import OneByOne, Stacked, Tick
 from promptfed.federation.guards.accountant import Accountant
 from promptfed.federation.loop import Loop, summarise
 from promptfed.results import figures
+from promptfed.results.folder import names
+from promptfed.results.folder.parts import read_summary
 from promptfed.results.folder.record import Line, Record, over_sites
 from promptfed.results.report import compare, read_run, write_report
 from promptfed.runs import config, domains, nested
@@ -145,7 +146,7 @@ def demo(seed: int, out: Path) -> list[Path]:
 
 def start_or_go_on(recipe: Recipe, folder: Path) -> Result:
     """Go on with the run in `folder`, if there is one, or start it."""
-    return go_on(folder, recipe) if (folder / "recipe.toml").is_file() else start(recipe, folder)
+    return go_on(folder, recipe) if (folder / names.RECIPE).is_file() else start(recipe, folder)
 
 
 def start(recipe: Recipe, folder: Path, method: Method | None = None) -> Result:
@@ -154,7 +155,7 @@ def start(recipe: Recipe, folder: Path, method: Method | None = None) -> Result:
     loop = make_loop(plan, Record(folder))
     loop.store.get(0)  # a method that does not fit the images says so before anything is written
     loop.record = Record.create(folder, config.dump(recipe), environment(plan.device))
-    plan.partition.save(folder / "partition.json", plan.dataset)
+    plan.partition.save(folder / names.PARTITION, plan.dataset)
     return _execute(plan, loop)
 
 
@@ -163,7 +164,7 @@ def go_on(folder: Path, recipe: Recipe | None = None, method: Method | None = No
     record = Record.reopen(folder)
     if over_sites(folder):
         raise PromptFedError(f"{folder} is a run over sites; go on with promptfed sites run --resume {folder}.")
-    stored = single(config.load(str(folder / "recipe.toml")))
+    stored = single(config.load(str(folder / names.RECIPE)))
     wanted = stored if recipe is None else recipe
     if wanted.hash != stored.hash:
         raise PromptFedError(f"{folder} was run with {_difference(stored, wanted)}; resume it without that change.")
@@ -172,8 +173,8 @@ def go_on(folder: Path, recipe: Recipe | None = None, method: Method | None = No
         raise PromptFedError(f"In {folder} newcomers join after round {stored.rounds}; it cannot go on to more rounds.")
     if wanted.rounds < stored.rounds:
         raise PromptFedError(f"{folder} was asked for {stored.rounds} rounds; it can go on to more, not to fewer.")
-    if not longer and (folder / "summary.json").exists():
-        summary = read_summary(folder / "summary.json")
+    if not longer and (folder / names.SUMMARY).exists():
+        summary = read_summary(folder)
         record.read(summary["accuracy"]["round"])
         return Result(folder, record.rounds, summary)
     stored = replace(
@@ -183,42 +184,31 @@ def go_on(folder: Path, recipe: Recipe | None = None, method: Method | None = No
         checkpoint_seconds=wanted.checkpoint_seconds,
         guards=wanted.guards,
     )
-    plan = prepare(stored, method, folder / "partition.json")
-    if not (folder / "partition.json").exists():
-        plan.partition.save(folder / "partition.json", plan.dataset)
+    plan = prepare(stored, method, folder / names.PARTITION)
+    if not (folder / names.PARTITION).exists():
+        plan.partition.save(folder / names.PARTITION, plan.dataset)
     return _execute(plan, make_loop(plan, record))
-
-
-def read_summary(path: Path) -> Line:
-    """Return a finished run's summary.json."""
-    try:
-        summary: Line = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(summary["accuracy"]["round"], int):
-            raise ValueError("it names no round")
-    except (ValueError, KeyError, TypeError) as error:
-        raise PromptFedError(f"{path} is damaged; remove it and resume the run, which writes it anew.") from error
-    return summary
 
 
 def read_again(source: Path, recipe: Recipe, folder: Path) -> Result:
     """Test the finished run in `source` as `recipe` would, in a new folder; only options of testing may differ."""
-    stored = single(config.load(str(source / "recipe.toml")))
+    stored = single(config.load(str(source / names.RECIPE)))
     theirs, ours = config.training(stored), config.training(recipe)
     if theirs.hash != ours.hash or stored.rounds != recipe.rounds:
         found = (
             f"rounds={stored.rounds}, not {recipe.rounds}" if theirs.hash == ours.hash else _difference(theirs, ours)
         )
         raise PromptFedError(f"{source} was trained with {found}; it cannot be read as that.")
-    plan, old = prepare(recipe, None, source / "partition.json"), Record(source)
+    plan, old = prepare(recipe, None, source / names.PARTITION), Record(source)
     state = old.state(stored.hash, plan.partition.hash)
     loop = make_loop(plan, Record(folder))
     if state is None or state["round"] != loop.settings.total:
         raise PromptFedError(f"{source} is not finished; resume it first.")
     old.read(state["round"])
     record = loop.record = Record.create(folder, config.dump(recipe), environment(plan.device))
-    plan.partition.save(folder / "partition.json", plan.dataset)
+    plan.partition.save(folder / names.PARTITION, plan.dataset)
     shutil.copytree(old.checkpoint, record.checkpoint, dirs_exist_ok=True)
-    (record.checkpoint / "state.json").unlink()  # it is the other recipe's
+    (record.checkpoint / names.STATE).unlink()  # it is the other recipe's
     if old.words.is_dir():
         shutil.copytree(old.words, record.words)
     for line in old.rounds:
@@ -311,9 +301,9 @@ def _complete(plan: Plan, loop: Loop) -> Result:
             about |= _spent(loop, loop.guards.accountant, recipe.rounds)
         summary = summarise(record, about, *_last_tests(loop), recipe.newcomers)
     record.finish(summary)
-    _show_clients(loop, record.folder / "figures.json", plan)
+    _show_clients(loop, record.folder / names.FIGURES, plan)
     domains.show(loop, plan.dataset, record.folder)
-    _draw(loop, record.folder / "pictures", plan.dataset)
+    _draw(loop, record.folder / names.PICTURES, plan.dataset)
     write_report([record.folder])
     return Result(record.folder, record.rounds, summary)
 
@@ -355,9 +345,9 @@ def _go_back(loop: Loop, recipe: Recipe, partition: Partition) -> None:
         record.rewind(0)
     else:
         loop.restore(state)
-    stored = record.folder / "recipe.toml"
+    stored = record.folder / names.RECIPE
     if stored.read_text(encoding="utf-8") != config.dump(recipe):  # it was asked for more rounds, or on another device
-        for stale in ("summary.json", "figures.json"):
+        for stale in (names.SUMMARY, names.FIGURES):
             (record.folder / stale).unlink(missing_ok=True)
         write_text(stored, config.dump(recipe))
 
@@ -391,4 +381,4 @@ def _draw(loop: Loop, folder: Path, dataset: Dataset) -> None:
         for name, picture in loop.method.pictures(loop.task, tree.to(loop.store.get(client), "cpu")).items():
             pixels = np.clip((picture.numpy() * std + mean) * 255, 0, 255).astype(np.uint8)
             folder.mkdir(exist_ok=True)
-            Image.fromarray(pixels.transpose(1, 2, 0)).save(folder / f"{name}-client-{client:03d}.png")
+            Image.fromarray(pixels.transpose(1, 2, 0)).save(folder / names.picture_file(name, client))

@@ -26,7 +26,8 @@ from promptfed.federation.guards import Guards
 from promptfed.federation.guards.guard import Handed
 from promptfed.federation.guards.secure import SecureSum
 from promptfed.federation.loop import Loop, Settings, summarise
-from promptfed.results.folder.record import FEDERATION, LOCK, Line, Record
+from promptfed.results.folder import names
+from promptfed.results.folder.record import Line, Record
 from promptfed.results.report import write_report
 from promptfed.runs import config
 from promptfed.runs.config import EvaluateOptions, Recipe
@@ -118,7 +119,7 @@ def create(folder: Path, recipe: Recipe, federation: Federation) -> None:
     affordable(recipe, guards.build(recipe.guards, config.build_method(recipe), recipe.seed, founders, drawn))
     Record.create(folder, config.dump(recipe), environment(pick_device("cpu")))
     known = {"sites": federation.sites, "newcomers": recipe.newcomers, "run": f"{folder.name}-{secrets.token_hex(4)}"}
-    write_json(folder / FEDERATION, known)
+    write_json(folder / names.FEDERATION, known)
 
 
 class Busy(Exception):  # noqa: N818  (the run is well, it only needs nobody else)
@@ -129,7 +130,7 @@ class Busy(Exception):  # noqa: N818  (the run is well, it only needs nobody els
 def lock_folder(folder: Path) -> Iterator[None]:
     """Hold the run folder; the process of a job that has just died holds it no longer."""
     ends = time.monotonic() + LOCK_SECONDS
-    with (folder / LOCK).open("a+") as lock:
+    with (folder / names.LOCK).open("a+") as lock:
         while True:
             try:
                 acquire(lock)
@@ -145,14 +146,14 @@ def conduct(folder: Path, federation: Federation, exchange: Exchange, progress: 
     """Run what is left of the run in `folder`; every finished round is saved before the next one begins."""
     with lock_folder(folder):
         record = Record.reopen(folder)
-        text = (folder / "recipe.toml").read_text(encoding="utf-8")
+        text = (folder / names.RECIPE).read_text(encoding="utf-8")
         recipe = read_recipe(text, str(folder))
-        known = json.loads((folder / FEDERATION).read_text(encoding="utf-8"))
+        known = json.loads((folder / names.FEDERATION).read_text(encoding="utf-8"))
         if tuple(known["sites"]) != federation.sites or recipe.clients != len(federation.sites):
             raise PromptFedError(f"{folder} is a run of {', '.join(known['sites'])}, not of this federation.")
         header = RunHeader(known["run"], text, federation.classes)
         founders = recipe.clients - recipe.newcomers
-        sites = _introduced(folder / "sites.json", Messenger(exchange, federation, header), range(founders))
+        sites = _introduced(folder / names.SITES, Messenger(exchange, federation, header), range(founders))
         header = RunHeader(known["run"], text, tuple(sites["classes"]))
         run = build_client_run(recipe, blank_dataset(tuple(sites["shape"]), header.classes), 0, "cpu", folder)
         loop = _loop(run, Messenger(exchange, federation, header), sites, record)
@@ -200,7 +201,7 @@ def _loop(run: ClientRun, messenger: Messenger, sites: Line, record: Record) -> 
         known: list[float] = sites["weights"]
         if len(remote.expected.weights) == len(known):
             who = range(len(known), recipe.clients)
-            came = _introduced(record.folder / "newcomers.json", messenger, who, sites)
+            came = _introduced(record.folder / names.NEWCOMERS, messenger, who, sites)
             remote.expected = replace(remote.expected, weights=(*known, *came["weights"]))
 
     remote = RemoteFleet(messenger, run, Expected({}, {}, ()), base, record.folder)

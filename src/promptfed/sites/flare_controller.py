@@ -16,9 +16,10 @@ from nvflare.apis.signal import Signal
 
 from promptfed.core.errors import PromptFedError
 from promptfed.core.files import write_json
+from promptfed.results.folder import names
 from promptfed.sites.coordinator import Busy, conduct
 from promptfed.sites.exchange import Deliver, PendingRequests, Silence
-from promptfed.sites.settings import FAILED, read_federation
+from promptfed.sites.settings import read_federation
 
 TASK = "work"  # the only task there is
 
@@ -83,7 +84,7 @@ class Conductor(Controller):  # type: ignore[misc]
         except Busy as error:
             self.log_info(fl_ctx, str(error))
         except PromptFedError as error:
-            write_json(self.folder / FAILED, {"reason": str(error)})
+            write_json(self.folder / names.FAILED, {"reason": str(error)})
             self.log_error(fl_ctx, str(error))
 
     def stop_controller(self, fl_ctx: FLContext) -> None:

@@ -14,6 +14,7 @@ from promptfed.core import tree
 from promptfed.core.files import write_json
 from promptfed.core.tree import Tree
 from promptfed.federation.fleet import Download, Fitted
+from promptfed.results.folder import names
 from promptfed.sites import masking, wire
 from promptfed.sites.client_run import ClientRun
 from promptfed.sites.masking import MASKED, MaskingSession, OpenedSum, Unfinished
@@ -22,7 +23,6 @@ from promptfed.sites.protocol import join_parts, pick_part, version
 from promptfed.sites.wire import Message, Refused, Shapes
 
 MOST = 2**40  # images, or the weight of a site: more is nonsense
-SUMMED = "summed.json"  # in a run folder: of whom the last round's sum was opened, with secure aggregation
 
 
 @dataclass(frozen=True)
@@ -113,13 +113,13 @@ class RemoteFleet:
         if len(good) < max(session.enough, session.threshold):
             raise Unfinished(f"{len(good)} sites have answered")
         # from here on a site may have helped to open this sum, and will open no other one of this round
-        write_json(self.folder / SUMMED, {"round": session.round, "clients": list(good)})
+        write_json(self.folder / names.SUMMED, {"round": session.round, "clients": list(good)})
         like = {name: value.unsqueeze(0) for name, value in self.expected.up.items()}
         return session.conclude(good, like, sum(self.expected.weights[client] for client in good))
 
     def _summed(self, round: int) -> list[int]:  # noqa: A002
         """Return the clients whose sum was about to be opened when this round was last tried."""
-        path = self.folder / SUMMED
+        path = self.folder / names.SUMMED
         if not path.exists():
             return []
         found = json.loads(path.read_text(encoding="utf-8"))

@@ -9,10 +9,6 @@ from promptfed.core import options
 from promptfed.core.errors import PromptFedError, choice
 from promptfed.core.options import Count, Positive, Whole
 
-FAILED = "failed.json"  # in a run folder: why the run cannot go on, if it cannot
-TOLD = "failed-told.json"  # the same, once a person has been told; the run may be tried again
-WINDOW = ".window"  # in the run's folder: held while `promptfed sites run` sees it through
-
 
 @dataclass(frozen=True)
 class Federation:

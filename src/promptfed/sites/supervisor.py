@@ -15,10 +15,11 @@ from typing import Any
 
 from promptfed.core.errors import PromptFedError
 from promptfed.core.files import write_json
-from promptfed.results.folder.record import FEDERATION, LOCK
+from promptfed.results.folder import names
+from promptfed.results.folder.parts import read_summary
 from promptfed.sites import kits
 from promptfed.sites.pid_file import running, watching
-from promptfed.sites.settings import FAILED, TOLD, WINDOW, Federation, read_federation
+from promptfed.sites.settings import Federation, read_federation
 from promptfed.sites.watchdog import Say
 
 RETRY_SECONDS = 1.0  # before a server that is not there is asked again
@@ -119,7 +120,7 @@ class Supervisor:
     def run(self) -> dict[str, Any]:
         """Return the summary once the run is finished."""
         self.show()
-        with watching(self.folder / WINDOW), contextlib.closing(self.session):
+        with watching(self.folder / names.WINDOW), contextlib.closing(self.session):
             return self._run_jobs()
 
     def _run_jobs(self) -> dict[str, Any]:
@@ -139,19 +140,16 @@ class Supervisor:
                 )
 
     def _outcome(self) -> dict[str, Any] | None:
-        failed, summary = self.folder / FAILED, self.folder / "summary.json"
+        failed = self.folder / names.FAILED
         if failed.exists():
             reason = json.loads(failed.read_text(encoding="utf-8"))["reason"]
-            failed.replace(self.folder / TOLD)
+            failed.replace(self.folder / names.FAILED_SHOWN)
             raise PromptFedError(reason)
-        if summary.exists():
-            found: dict[str, Any] = json.loads(summary.read_text(encoding="utf-8"))
-            return found
-        return None
+        return read_summary(self.folder) if (self.folder / names.SUMMARY).exists() else None
 
     def show(self) -> None:
         """Show the rounds that were finished since."""
-        path = self.folder / "rounds.jsonl"
+        path = self.folder / names.ROUNDS
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         for line in lines[self._lines :]:
             with contextlib.suppress(ValueError):  # the last line may still be being written
@@ -160,7 +158,7 @@ class Supervisor:
 
     def _at_work(self) -> int | None:
         """Return the process that conducts the run, if one does."""
-        return running(self.folder / LOCK)
+        return running(self.folder / names.LOCK)
 
     def _submit(self, seconds: float) -> None:
         """Wait until enough sites are there, then submit the next job and give it so long to begin."""
@@ -171,9 +169,9 @@ class Supervisor:
                 told = True
             time.sleep(WATCH_SECONDS)
         self._forget_job()
-        (self.folder / TOLD).unlink(missing_ok=True)
+        (self.folder / names.FAILED_SHOWN).unlink(missing_ok=True)
         job = self.session.command(lambda session: session.submit_job(str(self._job_folder())))
-        write_json(self.folder / "job.json", {"job": job})
+        write_json(self.folder / names.JOB, {"job": job})
         ends = time.monotonic() + seconds
         while time.monotonic() < ends and not self._at_work() and not self._over():
             time.sleep(0.1)
@@ -186,25 +184,25 @@ class Supervisor:
         presence, founders = self.session.presence(), self._founders()
         there = presence.connected if presence is not None else frozenset[str]()
         missing = frozenset(founders) - there
-        if missing and (self.folder / "sites.json").exists() and len(there) >= self._wanted():
+        if missing and (self.folder / names.SITES).exists() and len(there) >= self._wanted():
             return frozenset()
         return missing
 
     def _founders(self) -> tuple[str, ...]:
-        known = json.loads((self.folder / FEDERATION).read_text(encoding="utf-8"))
+        known = json.loads((self.folder / names.FEDERATION).read_text(encoding="utf-8"))
         return self.federation.sites[: len(self.federation.sites) - known.get("newcomers", 0)]
 
     def _wanted(self) -> int:
         """Return how many sites a job needs: all for the first, then as many as a round."""
         founders = len(self._founders())
-        return min(self.federation.needed, founders) if (self.folder / "sites.json").exists() else founders
+        return min(self.federation.needed, founders) if (self.folder / names.SITES).exists() else founders
 
     def _over(self) -> bool:
-        return (self.folder / FAILED).exists() or (self.folder / "summary.json").exists()
+        return (self.folder / names.FAILED).exists() or (self.folder / names.SUMMARY).exists()
 
     def _job_folder(self) -> Path:
         """Write the job: which of our classes run where, and with what."""
-        folder = self.folder / "job"
+        folder = self.folder / names.JOB_FOLDER
         shutil.rmtree(folder, ignore_errors=True)
         name = self.folder.name
         config = folder / "app" / "config"
@@ -258,7 +256,7 @@ class Supervisor:
 
     def _forget_job(self) -> None:
         """Tell the server to end the last job, whatever it thinks has become of it."""
-        path = self.folder / "job.json"
+        path = self.folder / names.JOB
         if path.exists():
             job = json.loads(path.read_text(encoding="utf-8"))["job"]
             with contextlib.suppress(PromptFedError):

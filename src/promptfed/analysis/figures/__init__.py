@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 from promptfed.core.errors import PromptFedError, choice
+from promptfed.results.folder import names
 
 
 @dataclass(frozen=True)
@@ -79,5 +80,5 @@ def draw(
 
 def _default_place(kind: str, folders: Sequence[Path]) -> Path:
     if len(folders) == 1:
-        return folders[0] / "figures" / f"{kind}.png"
+        return folders[0] / names.DRAWN / f"{kind}.png"
     return Path(os.path.commonpath([folder.resolve().parent for folder in folders])) / f"{kind}.png"

@@ -9,7 +9,7 @@ from typing import Any
 from promptfed.analysis.figures import drawings
 from promptfed.analysis.figures.drawings import Drawing
 from promptfed.core.errors import PromptFedError
-from promptfed.results.folder.files import Scores
+from promptfed.results.folder.parts import Scores
 from promptfed.results.folder.reader import RunFolder, read_run
 from promptfed.results.report.groups import flat
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from promptfed.core.errors import PromptFedError
-from promptfed.results.folder.files import (
+from promptfed.results.folder import names
+from promptfed.results.folder.parts import (
     Figures,
     Json,
     Partition,
@@ -105,7 +106,7 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
     """Return the run folders that are meant, each once: those given, and all that lie below a folder that is none."""
     found: dict[Path, Path] = {}
     for path in paths:
-        below = [] if (path / "recipe.toml").is_file() else sorted(one.parent for one in path.rglob("rounds.jsonl"))
+        below = [] if (path / names.RECIPE).is_file() else sorted(one.parent for one in path.rglob(names.ROUNDS))
         found |= {one.resolve(): one for one in below or [path] if one.resolve() not in found}
     return list(found.values())
 
@@ -114,16 +115,16 @@ def read_run(path: Path | str) -> RunFolder:
     """Read the run folder at `path`, finished or not."""
     folder = Path(path)
     _check_folder(folder)
-    text = read_text(folder / "recipe.toml")
-    recipe = parse_recipe(folder / "recipe.toml", text)
-    rounds = read_rounds(folder / "rounds.jsonl")
-    summary = read_json(folder / "summary.json")
-    partition = read_partition(folder / "partition.json")
-    figures, fault = read_figures(folder / "figures.json")
+    text = read_text(folder / names.RECIPE)
+    recipe = parse_recipe(folder / names.RECIPE, text)
+    rounds = read_rounds(folder / names.ROUNDS)
+    summary = read_json(folder / names.SUMMARY)
+    partition = read_partition(folder / names.PARTITION)
+    figures, fault = read_figures(folder / names.FIGURES)
     facts = (
         _unfinished(recipe, rounds, partition)
         if summary is None
-        else _finished(folder / "summary.json", summary, recipe)
+        else _finished(folder / names.SUMMARY, summary, recipe)
     )
     return RunFolder(
         path=folder,
@@ -131,10 +132,10 @@ def read_run(path: Path | str) -> RunFolder:
         recipe=recipe,
         rounds=rounds,
         partition=partition,
-        env=read_json(folder / "env.json") or {},
-        pictures=tuple(find_pictures(folder / "pictures")),
-        requested=tuple(find_requested(folder / "figures")),
-        checkpoint=(folder / "checkpoint" / "state.json").is_file(),
+        env=read_json(folder / names.ENVIRONMENT) or {},
+        pictures=tuple(find_pictures(folder / names.PICTURES)),
+        requested=tuple(find_requested(folder / names.DRAWN)),
+        checkpoint=(folder / names.CHECKPOINT / names.STATE).is_file(),
         figures=figures,
         figures_fault=fault,
         finished=summary is not None,
@@ -157,12 +158,12 @@ def _check_folder(folder: Path) -> None:
     """Refuse a path that is no run folder, naming run folders just below it."""
     if not folder.is_dir():
         raise PromptFedError(f'There is no run folder at "{folder}"; give the folder a run has written.')
-    missing = [name for name in ("recipe.toml", "rounds.jsonl") if not (folder / name).is_file()]
+    missing = [name for name in (names.RECIPE, names.ROUNDS) if not (folder / name).is_file()]
     if not missing:
         return
-    if missing == ["rounds.jsonl"]:
-        raise PromptFedError(f'Run folder "{folder}" has no finished round yet (no rounds.jsonl); let the run go on.')
-    below = sorted(str(found.parent) for found in folder.glob("*/rounds.jsonl"))
+    if missing == [names.ROUNDS]:
+        raise PromptFedError(f'Run folder "{folder}" has no finished round yet (no {names.ROUNDS}); let the run go on.')
+    below = sorted(str(found.parent) for found in folder.glob(f"*/{names.ROUNDS}"))
     hint = f'did you mean "{below[0]}"?' if below else "give the folder a run has written."
     raise PromptFedError(f'"{folder}" is no run folder, it has no {missing[0]}; {hint}')
 

@@ -1,6 +1,4 @@
-"""The run folder: what other programs read, and the checkpoint a killed run resumes from.
-
-    recipe.toml  partition.json  rounds.jsonl  summary.json  env.json  pictures/  words/  checkpoint/  report.html
+"""Writing a run folder: its rounds as they finish, and the checkpoint a stopped run resumes from.
 
 `checkpoint/state.json` is the commit point. It is replaced in one step and names every file that counts, so a run
 killed at any instant finds either the old state or the new one; lines of rounds.jsonl beyond it are made again.
@@ -17,16 +15,15 @@ from typing import Any
 from promptfed.core import files
 from promptfed.core.errors import PromptFedError
 from promptfed.core.files import write_json, write_text
+from promptfed.results.folder import names
 
 Line = dict[str, Any]
 FORMAT = 1
-FEDERATION = "federation.json"  # only where sites train: who they are
-LOCK = ".lock"  # held by the process that is at work in the folder
 
 
 def over_sites(folder: Path) -> bool:
     """Say whether a run folder is the coordinator's side of a run over sites."""
-    return (folder / FEDERATION).is_file()
+    return (folder / names.FEDERATION).is_file()
 
 
 class Record:
@@ -34,8 +31,8 @@ class Record:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.checkpoint = folder / "checkpoint"
-        self.words = folder / "words"
+        self.checkpoint = folder / names.CHECKPOINT
+        self.words = folder / names.WORDS
         self.rounds: list[Line] = []
 
     @classmethod
@@ -44,7 +41,7 @@ class Record:
         if folder.exists() and not folder.is_dir():
             raise PromptFedError(f"{folder} is a file, not a folder; choose another --out.")
         if folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
-            hint = f"go on with --resume {folder}, or " if (folder / "recipe.toml").is_file() else ""
+            hint = f"go on with --resume {folder}, or " if (folder / names.RECIPE).is_file() else ""
             raise PromptFedError(f"{folder} is not empty; {hint}choose another --out.")
         record = cls(folder)
         try:
@@ -53,16 +50,16 @@ class Record:
             raise PromptFedError(
                 f"The run folder {folder} cannot be made: {error.strerror}; choose another --out."
             ) from error
-        write_text(folder / "recipe.toml", recipe)  # from here on the run can be resumed
+        write_text(folder / names.RECIPE, recipe)  # from here on the run can be resumed
         record.checkpoint.mkdir()
-        write_json(folder / "env.json", env)
+        write_json(folder / names.ENVIRONMENT, env)
         return record
 
     @classmethod
     def reopen(cls, folder: Path) -> "Record":
         """Go on with the run in `folder`."""
-        if not (folder / "recipe.toml").is_file():
-            raise PromptFedError(f"{folder} holds no run to resume: recipe.toml is missing.")
+        if not (folder / names.RECIPE).is_file():
+            raise PromptFedError(f"{folder} holds no run to resume: {names.RECIPE} is missing.")
         record = cls(folder)
         record.checkpoint.mkdir(exist_ok=True)
         return record
@@ -72,14 +69,14 @@ class Record:
         """Hold the folder: two processes that write into one run would spoil it."""
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(files.held(self.folder / LOCK, wait=False))
+                stack.enter_context(files.held(self.folder / names.LOCK, wait=False))
             except BlockingIOError as error:
                 raise PromptFedError(f"Another process is at work in {self.folder}; wait for its end.") from error
             yield
 
     def state(self, recipe_hash: str, partition_hash: str) -> Line | None:
         """Return the last committed state after checking that it belongs to this recipe and partition."""
-        path = self.checkpoint / "state.json"
+        path = self.checkpoint / names.STATE
         if not path.exists():
             return None
         try:
@@ -101,7 +98,7 @@ class Record:
 
     def read(self, finished: int) -> list[str]:
         """Take over the `finished` rounds and return their lines; nothing is written."""
-        path = self.folder / "rounds.jsonl"
+        path = self.folder / names.ROUNDS
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         try:
             self.rounds = [json.loads(line) for line in lines[:finished]]
@@ -116,22 +113,22 @@ class Record:
     def rewind(self, finished: int) -> None:
         """Keep the lines of the `finished` rounds alone; a line cut off by a crash lies beyond them."""
         kept = self.read(finished)
-        write_text(self.folder / "rounds.jsonl", "".join(line + "\n" for line in kept))
+        write_text(self.folder / names.ROUNDS, "".join(line + "\n" for line in kept))
 
     def append(self, line: Line) -> None:
         """Add a finished round."""
-        with (self.folder / "rounds.jsonl").open("a", encoding="utf-8") as file:
+        with (self.folder / names.ROUNDS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         self.rounds.append(line)
 
     def commit(self, state: Line) -> None:
         """Make `state` the one to resume from, then remove the files it does not name."""
-        rounds = self.folder / "rounds.jsonl"
+        rounds = self.folder / names.ROUNDS
         if rounds.exists():
             with rounds.open("rb") as file:
                 os.fsync(file.fileno())
-        write_json(self.checkpoint / "state.json", state | {"format": FORMAT})
-        named = {state["server"]["file"], "state.json", *state["personal"]}
+        write_json(self.checkpoint / names.STATE, state | {"format": FORMAT})
+        named = {state["server"]["file"], names.STATE, *state["personal"]}
         for path in self.checkpoint.iterdir():
             if path.name not in named:
                 with contextlib.suppress(FileNotFoundError):
@@ -139,4 +136,4 @@ class Record:
 
     def finish(self, summary: Line) -> None:
         """Write summary.json: the run is over."""
-        write_json(self.folder / "summary.json", summary)
+        write_json(self.folder / names.SUMMARY, summary)

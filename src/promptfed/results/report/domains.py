@@ -11,11 +11,11 @@ from typing import Any
 
 from markupsafe import Markup
 
+from promptfed.results.folder import names
 from promptfed.results.report.figure import SQUARE, WIDE, Figure, Key
 from promptfed.results.report.groups import Group
 from promptfed.results.report.svg import Frame, cut, document, heading, n, series_class
 
-FILE = "domains.json"
 LETTERS = 12
 Numbers = tuple[tuple[int, ...], ...]
 
@@ -50,7 +50,7 @@ class Domains:
 def read_domains(folder: Path) -> Domains | None:
     """Read a run folder's domains.json; None where there is none, or none that can be drawn."""
     try:
-        return _domains(json.loads((folder / FILE).read_text(encoding="utf-8")), folder)
+        return _domains(json.loads((folder / names.DOMAINS).read_text(encoding="utf-8")), folder)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # a report is worth reading without it
 

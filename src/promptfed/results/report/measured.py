@@ -10,14 +10,14 @@ from typing import Any
 
 from markupsafe import Markup
 
-from promptfed.results.folder.files import Json, Partition
+from promptfed.results.folder import names
+from promptfed.results.folder.parts import Json, Partition
 from promptfed.results.folder.reader import RunFolder, most_of
 from promptfed.results.report.figure import SMALL, Figure
 from promptfed.results.report.groups import Group
 from promptfed.results.report.plots import Line, line_chart
 from promptfed.results.report.tables import Cell, Column, Table
 
-QUALITY, AUDIT = "quality.json", "audit.json"
 MOST_ROWS = 16
 
 Show = Callable[[RunFolder, Json, str, int], Iterable[Figure]]
@@ -25,12 +25,12 @@ Show = Callable[[RunFolder, Json, str, int], Iterable[Figure]]
 
 def draw_quality(groups: Sequence[Group], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
     """Show the measures of every group's words, and how the global one fared along the way."""
-    return _draw(QUALITY, _show_quality, groups, colours, where)
+    return _draw(names.QUALITY, _show_quality, groups, colours, where)
 
 
 def draw_audit(groups: Sequence[Group], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
     """Show what was learned from what every group's clients send."""
-    return _draw(AUDIT, _show_audit, groups, colours, where)
+    return _draw(names.AUDIT, _show_audit, groups, colours, where)
 
 
 def _draw(file: str, show: Show, groups: Sequence[Group], colours: Mapping[str, int], where: str) -> Iterator[Figure]:

@@ -14,7 +14,8 @@ from jinja2 import Environment, StrictUndefined
 
 from promptfed.core.errors import PromptFedError
 from promptfed.core.files import write_text
-from promptfed.results.folder.files import Partition
+from promptfed.results.folder import names
+from promptfed.results.folder.parts import Partition
 from promptfed.results.folder.reader import RunFolder, most_of, read_run
 from promptfed.results.report.exhibits import exhibit
 from promptfed.results.report.groups import Group, group_runs
@@ -77,8 +78,8 @@ def render(runs: Sequence[RunFolder]) -> str:
 def _default_place(folders: Sequence[Path]) -> Path:
     """DIR/report.html of one run, or report.html in the folder that holds them all."""
     if len(folders) == 1:
-        return folders[0] / "report.html"
-    return Path(os.path.commonpath([folder.resolve().parent for folder in folders])) / "report.html"
+        return folders[0] / names.REPORT
+    return Path(os.path.commonpath([folder.resolve().parent for folder in folders])) / names.REPORT
 
 
 def _write_whole(target: Path, text: str) -> None:
@@ -226,7 +227,7 @@ def _details(run: RunFolder) -> dict[str, Any]:
     speed = {"images per second": f"{run.images_per_second:,.0f}"} if run.images_per_second else {}
     return {
         "name": run.path.name or str(run.path),
-        "command": f"promptfed run {shlex.quote(str(run.path / 'recipe.toml'))}",
+        "command": f"promptfed run {shlex.quote(str(run.path / names.RECIPE))}",
         "environment": {key.replace("_", " "): str(value) for key, value in run.env.items()} | speed,
         "recipe": run.recipe_text,
     }

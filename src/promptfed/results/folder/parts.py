@@ -1,8 +1,7 @@
-"""The files of a run folder, one by one; with folder.py the only place that knows their names and keys."""
+"""Read the files of a run folder one by one; nothing else knows their keys."""
 
 import json
 import math
-import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from promptfed.core.errors import PromptFedError
+from promptfed.results.folder import names
 
 Json = Mapping[str, Any]
 Matrix = tuple[tuple[float, ...], ...]
-
-_PICTURE = re.compile(r"(?P<name>.+)-client-(?P<client>\d+)\.png")
 
 
 @dataclass(frozen=True)
@@ -177,6 +175,18 @@ def read_rounds(path: Path) -> tuple[Round, ...]:
     return tuple(rounds[number] for number in sorted(rounds))
 
 
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Return the summary of the finished run in `folder`, or refuse one that does not say what was run how far."""
+    path = folder / names.SUMMARY
+    try:
+        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if not {"recipe_hash", "rounds"} <= summary.keys() or not isinstance(summary["accuracy"]["round"], int):
+            raise ValueError("it does not say what was run how far")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PromptFedError(f"{path} is damaged; remove it and resume the run, which writes it again.") from error
+    return summary
+
+
 def read_partition(path: Path) -> Partition | None:
     """Return who holds what, or None where there is no such file."""
     raw = read_json(path)
@@ -244,7 +254,7 @@ def _matrix(raw: Any, rows: int, columns: int | None, name: str) -> Matrix:
 
 def find_pictures(folder: Path) -> Iterator[Picture]:
     """Yield the pictures by name, then by client."""
-    found = [(match, path) for path in folder.glob("*.png") if (match := _PICTURE.fullmatch(path.name))]
+    found = [(match, path) for path in folder.glob("*.png") if (match := names.PICTURE_FILE.fullmatch(path.name))]
     ordered = sorted(found, key=lambda pair: (pair[0]["name"], int(pair[0]["client"])))
     yield from (Picture(match["name"], int(match["client"]), path) for match, path in ordered)
 
