@@ -14,7 +14,7 @@ from promptfed.core.protocols import Batch, Draw
 from promptfed.core.tree import Tree
 from promptfed.data.batches import ClientData, Pool
 from promptfed.data.dataset import Dataset
-from support.toys import dataset, numbered, shards, shares
+from support.toys import Linear, dataset, numbered, shards, shares
 
 DRAWS = {"noise": Draw((2,)), "angle": Draw((2,), "normal"), "where": Draw((3,), per="batch")}
 
@@ -165,6 +165,21 @@ def test_draws_are_keyed_by_name_purpose_client_round_and_step() -> None:
     batches = list(alone([4, 4], client=1, round=3, seed=5).batches("mine", size=2))
     key = torch.tensor(keys.key(5, "noise", "mine", 1, 3) + (1 << 32))
     assert batches[1]["noise"].equal(keys.uniform(key, (2, 2)))
+
+
+class Dropping(Linear):
+    """A backbone whose dropout draws `noise`."""
+
+    def draws(self) -> dict[str, Draw]:
+        return {"noise": DRAWS["noise"]}
+
+
+def test_testing_leaves_out_the_draws_of_dropout_and_no_others() -> None:
+    tested = alone([4]).without_dropout(Dropping())
+    assert list(tested.draws) == ["angle", "where"]
+    (batch,), (whole,) = tested.batches(size=4), alone([4]).batches(size=4)
+    assert "noise" not in batch
+    assert all(batch[name].equal(whole[name]) for name in batch)
 
 
 @pytest.mark.parametrize("stacked", [False, True])

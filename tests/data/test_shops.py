@@ -51,7 +51,7 @@ def test_the_files_in_the_package_stay_under_four_megabytes() -> None:
 
 
 def test_the_licence_travels_with_the_photographs() -> None:
-    notice = (Path(str(EMBEDDED)).parent / "README.md").read_text(encoding="utf-8")
+    notice = (EMBEDDED.parent / "README.md").read_text(encoding="utf-8")
     assert "The MIT License" in notice
     assert "2017 Zalando SE" in notice
 

@@ -200,8 +200,7 @@ def _prior(run: Finished, model: Tree, data: ClientData) -> Tensor:
     """Return how often a rebuilt model answers each class [classes]."""
     loop = run.loop
     counts = torch.zeros(len(loop.task.classes), dtype=torch.double)
-    training = loop.task.backbone.draws()  # its dropout, which is off here
-    data = replace(data, draws={name: draw for name, draw in data.draws.items() if name not in training})
+    data = data.without_dropout(loop.task.backbone)
     with torch.no_grad():
         params = loop.method.prepare(loop.task, model)
         for batch in data.batches("test", size=min(BATCH, len(data.rows[0])), ordered=True):

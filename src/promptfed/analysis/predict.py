@@ -166,11 +166,10 @@ def probabilities(model: Model, images: Images) -> Tensor:
 
 
 def _data(model: Model, task: Task, pool: Pool, count: int) -> ClientData:
-    """Return the images as a client's test data; the backbone's dropout, which is off in testing, draws nothing."""
-    training = task.backbone.draws()
-    draws = {name: draw for name, draw in model.method.draws(task).items() if name not in training}
-    client, rows = int(model.facts["client"]), np.arange(count, dtype=np.int64)
-    return ClientData(pool, model.seed, model.round, (client,), (rows,), False, draws, model.facts, count)
+    """Return the images as a client's test data."""
+    client, rows, draws = int(model.facts["client"]), np.arange(count, dtype=np.int64), model.method.draws(task)
+    data = ClientData(pool, model.seed, model.round, (client,), (rows,), False, draws, model.facts, count)
+    return data.without_dropout(task.backbone)
 
 
 def _dataset(images: Images, classes: tuple[str, ...], mean: Color = (0, 0, 0), std: Color = (1, 1, 1)) -> Dataset:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from promptfed.core import keys
-from promptfed.core.protocols import Batch, Change, Draw
+from promptfed.core.protocols import Backbone, Batch, Change, Draw
 from promptfed.core.tree import Tree
 from promptfed.data.dataset import Dataset, Indices
 
@@ -60,6 +60,11 @@ class ClientData:
     def map(self, change: Change, tensors: Tree) -> "ClientData":
         """Return the same data with every batch passed through `change(tensors, batch)`."""
         return replace(self, changes=(*self.changes, (change, tensors)))
+
+    def without_dropout(self, backbone: Backbone) -> "ClientData":
+        """Return the same data for testing: the backbone's own draws are its dropout's, which is off then."""
+        dropout = backbone.draws()
+        return replace(self, draws={name: draw for name, draw in self.draws.items() if name not in dropout})
 
     def batches(
         self,

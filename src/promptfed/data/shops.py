@@ -7,7 +7,7 @@ that every machine sees the same bytes.
 import io
 import lzma
 from dataclasses import replace
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ CLASSES = (
     "Ankle boot",
 )
 TRAIN, TEST = 150, 50  # photographs per shop and class
-EMBEDDED = files("promptfed.data") / "embedded" / "fashion_shops.npy.xz"
+EMBEDDED = Path(__file__).parent / "embedded" / "fashion_shops.npy.xz"
 SIDE = 32
 
 Ints = NDArray[np.int32]

@@ -146,8 +146,7 @@ def _to(value: Tree, shards: Shards) -> Tree:
 
 def _test(method: Method, task: Task, params: Tree, data: ClientData) -> Tree:
     """Return what `method.evaluate` counts, summed over all batches, on the host."""
-    training = task.backbone.draws()  # its dropout, which is off in testing
-    data = replace(data, draws={name: draw for name, draw in data.draws.items() if name not in training})
+    data = data.without_dropout(task.backbone)
     room = max(256, 4096 // len(data.rows)) if data.pool.x.is_cuda else 256
     if data.draws:  # neither the device nor those tested beside a client may decide what it draws
         room = SHARED if any(draw.per == "batch" for draw in data.draws.values()) else 256

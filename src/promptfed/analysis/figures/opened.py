@@ -76,9 +76,7 @@ class Opened:
 
     def _batch(self, client: int, pool: Pool, rows: Indices) -> Batch:
         data = self.loop.shards.data([client], 0, "test", stacked=False)
-        training = self.loop.task.backbone.draws()  # its dropout, which is off in testing
-        draws = {name: draw for name, draw in data.draws.items() if name not in training}
-        data = replace(data, pool=pool, rows=(rows,), draws=draws)
+        data = replace(data.without_dropout(self.loop.task.backbone), pool=pool, rows=(rows,))
         (batch,) = data.batches("test", size=len(rows), ordered=True)
         return tree.drop(batch, ["y"])
 
