@@ -18,6 +18,7 @@ from promptfed.core.protocols import Data, Rng
 from promptfed.core.tree import Tree
 from promptfed.data.npz import read_npz
 from promptfed.data.shares import Partition
+from promptfed.federation.loop import Loop
 from promptfed.runs import config, runner
 from promptfed.runs.config import Recipe
 from promptfed.runs.runner import Result, run
@@ -383,3 +384,25 @@ def test_stacked_and_one_by_one_agree(images: Path, tmp_path: Path) -> None:
     )
     assert [line["loss"] for line in one.rounds] == pytest.approx([line["loss"] for line in many.rounds], rel=1e-4)
     assert [line["images"] for line in one.rounds] == [line["images"] for line in many.rounds]
+
+
+# -- starting -----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_builds_its_loop_once(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Loop] = []
+    build = Loop.__init__
+
+    def counted(loop: Loop, *given: Any) -> None:
+        made.append(loop)
+        build(loop, *given)
+
+    monkeypatch.setattr(Loop, "__init__", counted)
+    go("fedavg", images, tmp_path / "run")
+    assert len(made) == 1
+
+
+def test_what_does_not_fit_the_images_is_said_before_anything_is_written(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(PromptFedError, match="A frame of 5 pixels per side does not fit 8×8 images"):
+        go("pfedpt", images, tmp_path / "run", "method.size=5")
+    assert not (tmp_path / "run").exists()

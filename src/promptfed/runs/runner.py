@@ -152,9 +152,10 @@ def start_or_go_on(recipe: Recipe, folder: Path) -> Result:
 def start(recipe: Recipe, folder: Path, method: Method | None = None) -> Result:
     """Run a recipe in a new folder."""
     plan = prepare(recipe, method, None)
-    loop = make_loop(plan, Record(folder))
+    record = Record(folder)
+    loop = make_loop(plan, record)
     loop.store.get(0)  # a method that does not fit the images says so before anything is written
-    loop.record = Record.create(folder, config.dump(recipe), environment(plan.device))
+    record.begin(config.dump(recipe), environment(plan.device))
     plan.partition.save(folder / names.PARTITION, plan.dataset)
     return _execute(plan, loop)
 
@@ -201,11 +202,12 @@ def read_again(source: Path, recipe: Recipe, folder: Path) -> Result:
         raise PromptFedError(f"{source} was trained with {found}; it cannot be read as that.")
     plan, old = prepare(recipe, None, source / names.PARTITION), Record(source)
     state = old.state(stored.hash, plan.partition.hash)
-    loop = make_loop(plan, Record(folder))
+    record = Record(folder)
+    loop = make_loop(plan, record)
     if state is None or state["round"] != loop.settings.total:
         raise PromptFedError(f"{source} is not finished; resume it first.")
     old.read(state["round"])
-    record = loop.record = Record.create(folder, config.dump(recipe), environment(plan.device))
+    record.begin(config.dump(recipe), environment(plan.device))
     plan.partition.save(folder / names.PARTITION, plan.dataset)
     shutil.copytree(old.checkpoint, record.checkpoint, dirs_exist_ok=True)
     (record.checkpoint / names.STATE).unlink()  # it is the other recipe's

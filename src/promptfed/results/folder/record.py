@@ -38,12 +38,18 @@ class Record:
     @classmethod
     def create(cls, folder: Path, recipe: str, env: Mapping[str, object]) -> "Record":
         """Start a run in a new or empty folder."""
+        record = cls(folder)
+        record.begin(recipe, env)
+        return record
+
+    def begin(self, recipe: str, env: Mapping[str, object]) -> None:
+        """Write a run's first files; until then nothing is written, so a run can be prepared before it has a folder."""
+        folder = self.folder
         if folder.exists() and not folder.is_dir():
             raise PromptFedError(f"{folder} is a file, not a folder; choose another --out.")
         if folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
             hint = f"go on with --resume {folder}, or " if (folder / names.RECIPE).is_file() else ""
             raise PromptFedError(f"{folder} is not empty; {hint}choose another --out.")
-        record = cls(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except (FileNotFoundError, NotADirectoryError, FileExistsError, PermissionError) as error:
@@ -51,9 +57,8 @@ class Record:
                 f"The run folder {folder} cannot be made: {error.strerror}; choose another --out."
             ) from error
         write_text(folder / names.RECIPE, recipe)  # from here on the run can be resumed
-        record.checkpoint.mkdir()
+        self.checkpoint.mkdir()
         write_json(folder / names.ENVIRONMENT, env)
-        return record
 
     @classmethod
     def reopen(cls, folder: Path) -> "Record":
