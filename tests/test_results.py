@@ -1,7 +1,8 @@
-"""What README and docs/results.md claim is what the committed summaries say."""
+"""What README and the pages in docs/results claim is what the committed files say."""
 
 import importlib.util
 import json
+import re
 from itertools import product
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +18,9 @@ from support.small_tables import run, small_table
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 KEPT = ("pfedpt-t", "pfedpg-", "fedapt-", "relic-")
+PAPERS = ("index", "pfedpt", "pfedpg", "fedapt", "relic")
+NUMBER = re.compile(r"[+-]?\d+\.\d\d+")
+OF_FIGURES = {"0.18", "0.19", "0.17", "0.00"}  # from `promptfed figure`, whose commands the pages show
 TABLES = sorted(path.name for start in KEPT for path in RESULTS.glob(f"{start}*"))
 
 
@@ -59,10 +63,46 @@ def figures(folder: str) -> tuple[dict[tuple[str, str], float], dict[tuple[str, 
     return {cell: told(value) for cell, value in ours.items()}, {cell: told(value) for cell, value in paper.items()}
 
 
-def test_the_page_holds_every_table_as_printed(results: ModuleType) -> None:
-    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    for lines in results.pages():
-        assert "\n".join(lines) in page
+def page(name: str) -> str:
+    """Return a page of results."""
+    return (RESULTS / f"{name}.md").read_text(encoding="utf-8")
+
+
+def cells(row: str) -> list[str]:
+    """Return the cells of a table's row."""
+    return [cell.strip() for cell in row.strip("|").split("|")]
+
+
+def verdicts(name: str) -> list[dict[str, str]]:
+    """Return the first table of a page, which must be of claims, row by row."""
+    rows = page(name).partition("\n|")[2].partition("\n\n")[0].splitlines()
+    names = cells(rows[0])
+    assert {"claim", "verdict"} < set(names)
+    return [dict(zip(names, cells(row), strict=True)) for row in rows[2:]]
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_page_holds_every_table_as_printed(results: ModuleType, name: str) -> None:
+    assert set(results.PAGES) == set(PAPERS)
+    assert results.PAGES[name]()
+    for lines in results.PAGES[name]():
+        assert "\n".join(lines) in page(name)
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_every_claim_has_a_verdict_and_numbers_from_the_tables(results: ModuleType, name: str) -> None:
+    pages = PAPERS if name == "index" else (name,)
+    printed = {number for one in pages for lines in results.PAGES[one]() for number in NUMBER.findall("\n".join(lines))}
+    claims = verdicts(name)
+    assert len(claims) > 5
+    for one in claims:
+        assert one["verdict"].startswith(("holds", "does not hold", "not yet testable here"))
+        missing = set(NUMBER.findall(" ".join(one.values()))) - printed
+        assert not missing - OF_FIGURES, f"{missing} in {one['claim']!r} is in no table"
+
+
+def test_the_overview_has_a_verdict_for_every_paper() -> None:
+    assert {one["paper"] for one in verdicts("index")} == {"pFedPT", "pFedPG", "FedAPT", "RELIC"}
 
 
 def test_no_seed_reverses_the_demo() -> None:
@@ -146,8 +186,8 @@ def test_what_came_of_pfedpts_table_on_cifar100() -> None:
     for one in found["agreement"]:
         assert told(one["rank_correlation"]["weighted"]) > told(before[one["column"]]["weighted"])
     (sitting,) = found["sittings"]
-    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    assert f"39 runs took **{sitting['seconds'] / 60:.1f} minutes**, {sitting['runs_per_hour']:.0f} an hour" in page
+    took = f"39 runs took **{sitting['seconds'] / 60:.1f} minutes**, {sitting['runs_per_hour']:.0f} an hour"
+    assert took in page("pfedpt")
 
 
 def test_what_came_of_pfedpts_table_with_the_vit() -> None:
@@ -223,8 +263,8 @@ def test_what_came_of_clients_that_differ_more() -> None:
     once = {one["row"]: told(one["difference"]) for one in found["rows"] if one["column"] == "c10-dir"}
     assert all(abs(once[row]) < 0.6 for row in own if row != "fedper")
     (sitting,) = found["sittings"]
-    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    assert f"24 runs took {sitting['seconds'] / 60:.1f} minutes, {sitting['runs_per_hour']:.0f} an hour" in page
+    took = f"24 runs took {sitting['seconds'] / 60:.1f} minutes, {sitting['runs_per_hour']:.0f} an hour"
+    assert took in page("pfedpt")
 
 
 def test_what_came_of_pfedpgs_claims() -> None:

@@ -1,10 +1,10 @@
-"""Keep what a table's runs came to, small enough to commit: table.json and table.md, and runs.json with a line a run.
+"""Keep the results of a table small enough to commit: table.json, table.md, and runs.json with one line per run.
 
-What `promptfed quality` and `promptfed audit` measured of the runs is kept in measured.json.
+What `promptfed quality` and `promptfed audit` measured is kept in measured.json.
 
     python tools/keep_table.py runs/pfedpg-t1-office docs/results/pfedpg-office
 
-`tools/results.py` prints the tables of docs/results.md from these files.
+`tools/results.py` prints the tables of the pages in docs/results from these files.
 """
 
 import json

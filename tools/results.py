@@ -1,6 +1,7 @@
-"""Print the tables of docs/results.md from the run summaries committed beside it.
+"""Print the tables of the pages in docs/results from the files committed beside them.
 
-    python tools/results.py
+    python tools/results.py            # of all pages
+    python tools/results.py pfedpg     # of one
 
 A summary is the summary.json of one finished run folder: the demo's are named METHOD-seedN.json, pFedPT's on CIFAR-10
 COLUMN-ROW.json; the paper's figures are those of its Table 1. Of everything else there is the table.json of each table,
@@ -9,6 +10,7 @@ as `promptfed reproduce` writes it, with the paper's figures, and for RELIC meas
 """
 
 import json
+import sys
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -330,30 +332,53 @@ def _rate(tuned: dict[str, Any] | None) -> str:
     return str(tuned["setting"]["method.lr"]) if tuned and tuned["ours"]["mean"] is not None else ""
 
 
-def pages() -> list[list[str]]:
-    """Return every table of the page, in its order."""
-    pfedpg = [paper_table(PFEDPG[0]), grid_table(GRIDS[0]), *(paper_table(folder) for folder in PFEDPG[1:])]
-    pfedpg += [grid_table(GRIDS[1]), *(cifar_table(column) for column in CIFAR)]
-    pfedpt = [pfedpt_table(folder, one["name"]) for folder in PFEDPT for one in outcome(folder)["columns"]]
-    fedapt = [paper_table(FEDAPT), grid_table(FEDAPT)]
+def demo_page() -> list[list[str]]:
+    """Return the table of the overview."""
+    return [demo_table()]
+
+
+def pfedpt_page() -> list[list[str]]:
+    """Return pFedPT's tables: three methods on five splits, then the paper's own tables."""
+    tables = [table(column) for column in COLUMNS]
+    tables += [pfedpt_table(folder, one["name"]) for folder in PFEDPT for one in outcome(folder)["columns"]]
+    tables += [plugin_table(one["name"]) for one in outcome(PLUGIN)["columns"]]
+    return tables + [order_table(folder) for folder in PFEDPT if "-t8-" not in folder]  # which has two methods
+
+
+def pfedpg_page() -> list[list[str]]:
+    """Return pFedPG's tables."""
+    tables = [paper_table(folder) for folder in PFEDPG] + [grid_table(folder) for folder in GRIDS]
+    return tables + [cifar_table(column) for column in CIFAR]
+
+
+def fedapt_page() -> list[list[str]]:
+    """Return FedAPT's tables: Office-Caltech10, then the embedded images."""
     shops = [shops_table(folder, one["name"]) for folder in SHOPS for one in outcome(folder)["columns"]]
-    relic = [
-        *(relic_table(one["name"]) for one in outcome(RELIC)["columns"]),
-        rates_table(),
-        *(words_table(one["name"]) for one in outcome(RELIC)["columns"]),
-        audit_table(),
-    ]
-    pfedpt += [plugin_table(one["name"]) for one in outcome(PLUGIN)["columns"]]
-    pfedpt += [order_table(folder) for folder in PFEDPT if "-t8-" not in folder]  # which has two methods
-    first = [demo_table(), *(table(column) for column in COLUMNS), *pfedpt]
-    return [*first, *pfedpg, *fedapt, *shops, *relic]
+    return [paper_table(FEDAPT), grid_table(FEDAPT), *shops]
 
 
-def main() -> None:
-    """Print all tables."""
-    for lines in pages():
-        print("\n".join(lines))
+def relic_page() -> list[list[str]]:
+    """Return RELIC's tables."""
+    columns = [one["name"] for one in outcome(RELIC)["columns"]]
+    quality = [*map(relic_table, columns), rates_table(), *map(words_table, columns)]
+    return [*quality, audit_table()]
+
+
+PAGES = {
+    "index": demo_page,
+    "pfedpt": pfedpt_page,
+    "pfedpg": pfedpg_page,
+    "fedapt": fedapt_page,
+    "relic": relic_page,
+}
+
+
+def main(names: list[str]) -> None:
+    """Print the tables of the named pages, or of all."""
+    for name in names or PAGES:
+        for lines in PAGES[name]():
+            print("\n".join(lines))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
