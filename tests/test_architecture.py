@@ -1,7 +1,7 @@
 """Who may import whom: the table of docs/architecture.md is the rule, and the source is held to it.
 
 An import counts wherever it stands: at the top, inside a function, for type checkers alone, or as a string such as
-"promptfed.analysis.figures.maps:attention" that something imports later.
+"promptfed.analysis.figures.saliency:attention" that something imports later.
 """
 
 import ast
@@ -90,7 +90,7 @@ def within(name: str, whole: str) -> bool:
 
 def test_the_rules_see_imports() -> None:
     assert {"core.tree", "core.method", "results.folder.record", "data.batches"} <= imports("federation.loop")
-    assert "analysis.figures.maps" in imports("analysis.figures"), "by a string"
+    assert "analysis.figures.saliency" in imports("analysis.figures"), "by a string"
     assert "analysis.predict" in imports("cli.finished"), "inside a function"
     assert known("promptfed.core.tree.Tree") == "core.tree"
     assert known("promptfed.Method") == "promptfed"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 from rich.console import Console
 
-from promptfed.analysis.figures import KINDS
+from promptfed.analysis.figures import FIGURES
 from promptfed.backbones import BACKBONES
 from promptfed.cli import inventory
 from promptfed.data import DATASETS
@@ -21,7 +21,7 @@ REGISTRIES: dict[str, Mapping[str, object]] = {
     "backbones": BACKBONES,
     "partitions": PARTITIONS,
     "recipes": registry.recipes(),
-    "figures": KINDS,
+    "figures": FIGURES,
 }
 
 

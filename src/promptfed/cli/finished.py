@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from promptfed.analysis.figures import KINDS
+from promptfed.analysis.figures import FIGURES
 from promptfed.cli.arguments import Dirs, Form, print_sentences, print_table, show_runs
 from promptfed.cli.terminal import console, say
 
@@ -228,7 +228,7 @@ def audit(
 
 def figure(
     kind: Annotated[
-        str, typer.Argument(help="; ".join(f"{name}: {one.about}" for name, one in KINDS.items()), metavar="KIND")
+        str, typer.Argument(help="; ".join(f"{name}: {one.about}" for name, one in FIGURES.items()), metavar="KIND")
     ],
     dirs: Dirs,
     out: Annotated[

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from promptfed.analysis.figures import KINDS
+from promptfed.analysis.figures import FIGURES
 from promptfed.backbones import BACKBONES
 from promptfed.core import options
 from promptfed.data import DATASETS, status
@@ -29,7 +29,7 @@ def entries(kind: str) -> list[Entry]:
         described = ((name, *config.describe(name)) for name in registry.recipes())
         return [{"name": name, "about": about, "keys": keys} for name, about, keys in described]
     if kind == "figures":
-        return [{"name": name, "about": _sentence(one.about), "keys": {}} for name, one in sorted(KINDS.items())]
+        return [{"name": name, "about": _sentence(one.about), "keys": {}} for name, one in sorted(FIGURES.items())]
     registries: dict[str, Mapping[str, type]] = {
         "methods": registry.methods(),
         "datasets": DATASETS,

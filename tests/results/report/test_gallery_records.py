@@ -12,10 +12,10 @@ def test_drift_is_what_every_round_recorded(make_run: MakeRun) -> None:
     folder = make_run("a", rounds=4)
     assert drifts(read_run(folder)) == ((1, 0.1), (2, 0.05), (3, 0.1 / 3), (4, 0.025))
     drawn = drift([folder], [])
-    axes = drawn.picture.axes[0]
+    axes = drawn.plot.axes[0]
     assert axes.lines[0].get_ydata().tolist() == pytest.approx([0.1, 0.05, 0.1 / 3, 0.025])
     assert axes.get_ylim()[0] == 0
-    assert not drawn.picture.legends
+    assert not drawn.plot.legends
 
 
 def test_runs_are_told_apart_by_seed_setting_or_folder(make_run: MakeRun) -> None:
@@ -24,15 +24,15 @@ def test_runs_are_told_apart_by_seed_setting_or_folder(make_run: MakeRun) -> Non
     assert names == ["pfedpt, seed 0", "pfedpt, seed 1", "other", "pfedpt"]
     same = [make_run("e/x", rounds=3), make_run("f/x", rounds=3)]
     assert len(named(same)) == 2
-    assert drift(dirs, []).picture.legends
+    assert drift(dirs, []).plot.legends
 
 
 def test_a_long_name_leaves_room_for_the_curves(make_run: MakeRun) -> None:
     runs = [make_run("a", method="a" * 30 + " " + "e" * 60), make_run("b", method="o" * 70)]
-    picture = drift(runs, []).picture
-    picture.draw_without_rendering()
-    width, height = picture.get_size_inches()
-    place = picture.axes[0].get_position()
+    plot = drift(runs, []).plot
+    plot.draw_without_rendering()
+    width, height = plot.get_size_inches()
+    place = plot.axes[0].get_position()
     assert place.width * width > 5
     assert place.height * height > 2.5
 
@@ -40,7 +40,7 @@ def test_a_long_name_leaves_room_for_the_curves(make_run: MakeRun) -> None:
 def test_labels_are_the_partition(make_run: MakeRun) -> None:
     drawn = labels([make_run("a")], [])
     assert drawn.numbers["counts"][1] == [0, 60, 30, 10, 0, 0, 0, 0, 0, 0]  # type: ignore[index]
-    image = drawn.picture.axes[0].images[0].get_array()
+    image = drawn.plot.axes[0].images[0].get_array()
     assert image.shape == (10, 4), "classes down, clients across"
     assert image[1].tolist() == [30, 60, 0, 0]
     assert "400 images" in drawn.caption

@@ -1,4 +1,17 @@
-"""Figures by name: what `promptfed figure` can draw from run folders. A line in `KINDS` adds one."""
+"""Figures by name: what `promptfed figure` can draw from run folders. An entry in `FIGURES` adds one.
+
+| module | holds |
+|---|---|
+| `drawing` | what a figure is: title, caption, numbers and plot, and its two files |
+| `plotting` | how it is drawn: from arrays to a matplotlib plot |
+| `opened` | a run opened for figures: every client's model, and images as that client sees them |
+| `inspection` | what is measured inside a model: feature maps, attention, Grad-CAM |
+| `saliency` | figures `attention` and `grad-cam`: where a model looks, with its prompt and without |
+| `priors` | figures `prior`, `tsne` and `leakage`: what a model expects, and what its upload gives away |
+| `encodings` | figure `encodings`: what the text tower makes of a learned word |
+| `records` | figures `drift` and `labels`, from the run folder alone |
+| `sizes` | figure `sizes`: accuracy over the size of the prompt, from run folders alone |
+"""
 
 import os
 from collections.abc import Sequence
@@ -11,10 +24,10 @@ from promptfed.results.folder import names
 
 
 @dataclass(frozen=True)
-class Kind:
+class FigureKind:
     """A kind of figure: what it shows, and `module:function`, imported when it is asked for.
 
-    The function takes run folders and client numbers (none: its own choice) and returns a `drawings.Drawing`. If its
+    The function takes run folders and client numbers (none: its own choice) and returns a `Drawing`. If its
     images can be chosen by class, it also takes a class by name or number, or None for any.
     """
 
@@ -24,22 +37,32 @@ class Kind:
     by_class: bool = False  # it shows images, which can be chosen by class
 
 
-KINDS = {
-    "attention": Kind(
+FIGURES = {
+    "attention": FigureKind(
         "the class token's attention in a vision transformer",
-        "promptfed.analysis.figures.maps:attention",
+        "promptfed.analysis.figures.saliency:attention",
         by_class=True,
     ),
-    "drift": Kind("how far prompts move, round by round", "promptfed.analysis.figures.records:drift", several=True),
-    "encodings": Kind(
+    "drift": FigureKind(
+        "how far prompts move, round by round", "promptfed.analysis.figures.records:drift", several=True
+    ),
+    "encodings": FigureKind(
         "a learned word's encodings, by template", "promptfed.analysis.figures.encodings:encodings", several=True
     ),
-    "grad-cam": Kind("the Grad-CAM of a convolutional network", "promptfed.analysis.figures.maps:cam", by_class=True),
-    "labels": Kind("a heat map of labels per client", "promptfed.analysis.figures.records:labels"),
-    "leakage": Kind("how well uploads give labels away", "promptfed.analysis.figures.priors:leakage", several=True),
-    "prior": Kind("the classes a client's model expects, beside its labels", "promptfed.analysis.figures.priors:prior"),
-    "sizes": Kind("accuracy over the size of prompts, by kind", "promptfed.analysis.figures.sizes:sizes", several=True),
-    "tsne": Kind("features of images of one colour, by client", "promptfed.analysis.figures.priors:tsne"),
+    "grad-cam": FigureKind(
+        "the Grad-CAM of a convolutional network", "promptfed.analysis.figures.saliency:cam", by_class=True
+    ),
+    "labels": FigureKind("a heat map of labels per client", "promptfed.analysis.figures.records:labels"),
+    "leakage": FigureKind(
+        "how well uploads give labels away", "promptfed.analysis.figures.priors:leakage", several=True
+    ),
+    "prior": FigureKind(
+        "the classes a client's model expects, beside its labels", "promptfed.analysis.figures.priors:prior"
+    ),
+    "sizes": FigureKind(
+        "accuracy over the size of prompts, by kind", "promptfed.analysis.figures.sizes:sizes", several=True
+    ),
+    "tsne": FigureKind("features of images of one colour, by client", "promptfed.analysis.figures.priors:tsne"),
 }
 
 
@@ -55,24 +78,24 @@ def draw(
     Without `out` it becomes part of the run folder, as figures/KIND.png, and of its report; of several run folders, it
     goes beside them.
     """
-    from promptfed.analysis.figures import drawings
+    from promptfed.analysis.figures.drawing import check_place, save
     from promptfed.results.report import write_report
 
-    if kind not in KINDS:
-        raise choice("figure", kind, KINDS)
+    if kind not in FIGURES:
+        raise choice("figure", kind, FIGURES)
     if not folders:
         raise PromptFedError("There is no run to draw; give at least one run folder.")
-    if len(folders) > 1 and not KINDS[kind].several:
+    if len(folders) > 1 and not FIGURES[kind].several:
         raise PromptFedError(f"Figure {kind} is of one run; give one run folder, not {len(folders)}.")
-    if label is not None and not KINDS[kind].by_class:
-        those = " and ".join(name for name, one in KINDS.items() if one.by_class)
+    if label is not None and not FIGURES[kind].by_class:
+        those = " and ".join(name for name, one in FIGURES.items() if one.by_class)
         raise PromptFedError(f"Figure {kind} shows no images of a class, only {those} do; leave out --class.")
     place = out if out is not None else _default_place(kind, folders)
-    drawings.check_place(place)
-    module, _, function = KINDS[kind].maker.partition(":")
-    chosen = {"label": label} if KINDS[kind].by_class else {}
+    check_place(place)
+    module, _, function = FIGURES[kind].maker.partition(":")
+    chosen = {"label": label} if FIGURES[kind].by_class else {}
     drawing = getattr(import_module(module), function)(folders, clients, **chosen)
-    drawings.save(drawing, kind, place)
+    save(drawing, kind, place)
     if out is None and len(folders) == 1:
         write_report(folders)
     return place

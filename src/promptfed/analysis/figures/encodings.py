@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from promptfed.analysis.figures import drawings
-from promptfed.analysis.figures.drawings import Drawing
+from promptfed.analysis.figures import plotting
+from promptfed.analysis.figures.drawing import Drawing
 from promptfed.analysis.figures.opened import Opened, chosen
 from promptfed.analysis.figures.records import named
 from promptfed.core import statistics, tree
@@ -72,7 +72,7 @@ def encodings(folders: Sequence[Path], clients: Sequence[int]) -> Drawing:
     }
     each = [f"{label} {score}" if len(scores) > 1 else score for label, score in scores.items()]
     title = f"Encodings by template, silhouette {', '.join(each)}"
-    return Drawing(title, caption, {"runs": found}, drawings.scatters(panels, "template"))
+    return Drawing(title, caption, {"runs": found}, plotting.scatters(panels, "template"))
 
 
 def _laid_out(folder: Path, clients: Sequence[int]) -> dict[str, Any]:

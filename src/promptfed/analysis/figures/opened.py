@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from promptfed.analysis.figures.seen import Seen, look
+from promptfed.analysis.figures.inspection import Inspection, look
 from promptfed.core import tree
 from promptfed.core.errors import PromptFedError
 from promptfed.core.method import Method, Task
@@ -85,7 +85,7 @@ class Opened:
         with torch.no_grad():
             return self.method.predict(self.loop.task, self.method.prepare(self.loop.task, params), batch)
 
-    def look(self, params: Tree, batch: Batch, *, bare: bool = False) -> Seen:
+    def look(self, params: Tree, batch: Batch, *, bare: bool = False) -> Inspection:
         """Return a model's answers with what went on inside it; `bare`: without its prompt."""
         if self.method.reads == "features":
             raise PromptFedError(

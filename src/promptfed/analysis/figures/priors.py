@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from promptfed.analysis.figures import drawings
-from promptfed.analysis.figures.drawings import Drawing
+from promptfed.analysis.figures import plotting
+from promptfed.analysis.figures.drawing import Drawing
 from promptfed.analysis.figures.opened import COLOURS, Opened, chosen, pure_colours, reopen
 from promptfed.analysis.figures.records import named
 from promptfed.core import statistics
@@ -70,7 +70,7 @@ def prior(folders: Sequence[Path], clients: Sequence[int]) -> Drawing:
         "mean_correlation": mean,
     }
     panels = {"the client's labels": held.T, "what its model expects": expected.T}
-    picture = drawings.heat_maps(panels, list(run.dataset.classes), [str(client) for client in members], "client")
+    picture = plotting.heat_maps(panels, list(run.dataset.classes), [str(client) for client in members], "client")
     return Drawing("Expected and true classes", caption, numbers, picture)
 
 
@@ -97,7 +97,7 @@ def tsne(folders: Sequence[Path], clients: Sequence[int]) -> Drawing:
         f"({100 * (len(images) - 1) / (len(vectors) - 1):.0f} % by chance)."
     )
     numbers = {"clients": members, "images": len(images), "same_neighbours": same} | found
-    picture = drawings.scatter(np.array(found["points"]), groups, "client")
+    picture = plotting.scatter(np.array(found["points"]), groups, "client")
     return Drawing("Images of one colour, by client", caption, numbers, picture)
 
 
@@ -119,7 +119,7 @@ def leakage(folders: Sequence[Path], clients: Sequence[int]) -> Drawing:
     members = next(iter(found.values()))["clients"]
     if any(one["clients"] != members for one in found.values()):
         raise PromptFedError("These runs do not have the same clients; name those to compare with --client.")
-    picture = drawings.bars(each, [str(client) for client in members], "client", "cosine with the true labels", blind)
+    picture = plotting.bars(each, [str(client) for client in members], "client", "cosine with the true labels", blind)
     return Drawing("What an upload gives away", caption, {"runs": found}, picture)
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from promptfed.analysis.figures import drawings
-from promptfed.analysis.figures.drawings import Drawing
+from promptfed.analysis.figures import plotting
+from promptfed.analysis.figures.drawing import Drawing
 from promptfed.core.errors import PromptFedError
 from promptfed.results.folder.reader import RunFolder, read_run
 from promptfed.results.report.groups import group_runs
@@ -33,7 +33,7 @@ def drift(folders: Sequence[Path], clients: Sequence[int]) -> Drawing:
         raise PromptFedError("A run records the drift of a round, not of each client; leave out --client.")
     found = {name: drifts(run) for name, run in named(folders).items()}
     caption = "The mean absolute change of a prompt in a round, in the mean over the clients of the round."
-    picture = drawings.lines(found, "round", "prompt drift")
+    picture = plotting.lines(found, "round", "prompt drift")
     return Drawing("Prompt drift", caption, {"runs": {name: list(points) for name, points in found.items()}}, picture)
 
 
@@ -61,5 +61,5 @@ def labels(folders: Sequence[Path], clients: Sequence[int]) -> Drawing:
     caption = f"Training images per class and client: {where}, {int(values.sum()):,} images."
     numbers = {"clients": members, "classes": list(partition.classes), "counts": values.tolist()}
     panels = {"training images": values.T}
-    picture = drawings.heat_maps(panels, list(partition.classes), [str(client) for client in members], "client")
+    picture = plotting.heat_maps(panels, list(partition.classes), [str(client) for client in members], "client")
     return Drawing("Labels per client", caption, numbers, picture)

@@ -6,8 +6,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from promptfed.analysis.figures import drawings
-from promptfed.analysis.figures.drawings import Drawing
+from promptfed.analysis.figures import plotting
+from promptfed.analysis.figures.drawing import Drawing
 from promptfed.core.errors import PromptFedError
 from promptfed.results.folder.parts import Scores
 from promptfed.results.folder.reader import RunFolder, read_run
@@ -49,7 +49,7 @@ def sizes(folders: Sequence[Path], clients: Sequence[int]) -> Drawing:
         "Accuracy over the size of the prompt",
         caption,
         {"lines": found},
-        drawings.spreads(curves, _across(runs), "mean accuracy of clients, %"),
+        plotting.spreads(curves, _across(runs), "mean accuracy of clients, %"),
     )
 
 

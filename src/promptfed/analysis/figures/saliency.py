@@ -10,21 +10,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from promptfed.analysis.figures import drawings
-from promptfed.analysis.figures.drawings import Drawing
+from promptfed.analysis.figures import plotting
+from promptfed.analysis.figures.drawing import Drawing
+from promptfed.analysis.figures.inspection import Inspection, class_attention, enlarged, grad_cam, share_on
 from promptfed.analysis.figures.opened import Opened, chosen, reopen
-from promptfed.analysis.figures.seen import Seen, class_attention, enlarged, grad_cam, share_on
 from promptfed.core.errors import PromptFedError, choice
 from promptfed.data.dataset import Dataset, Indices
 
 # Clients shown unless some are named, and test images of each.
 CLIENTS, IMAGES = 2, 4
 
-Map = Callable[[Seen, Tensor], Tensor]
+Map = Callable[[Inspection, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class _Looked:
+class _Explained:
     """What a client's model makes of some images; `decided`, `maps` and `shares` are by "without" and "with"."""
 
     panels: Mapping[str, NDArray[Any]]  # rows of pictures [B, H, W, 3] by name
@@ -53,17 +53,17 @@ def _drawn(folder: Path, clients: Sequence[int], label: str | None, make: Map, t
     shown: list[dict[str, Any]] = []
     picks = _picked(run, clients, wanted)
     for client, picked in picks.items():
-        looked = _look(run, client, picked, make)
-        for name, values in looked.panels.items():
+        explained = _explain(run, client, picked, make)
+        for name, values in explained.panels.items():
             rows.setdefault(name, []).extend(values)
-        for name, part in looked.shares.items():
+        for name, part in explained.shares.items():
             shares.setdefault(name, []).extend(part.tolist())
         for place, number in enumerate(picked.tolist()):
-            decided = {name: names[int(found[place])] for name, found in looked.decided.items()}
+            decided = {name: names[int(found[place])] for name, found in explained.decided.items()}
             taken = decided.get("with", decided["without"])
             real = names[truth[number]]
             columns.append(f"client {client}\n{real}" + ("" if real == taken else f"\ntaken for {taken}"))
-            maps = {name: scaled(found[place]) for name, found in looked.maps.items()}
+            maps = {name: scaled(found[place]) for name, found in explained.maps.items()}
             shown.append({"client": client, "image": number, "class": real, "decided": decided, "maps": maps})
     # with tokens there is no place in the image that is the prompt's, so there is no share without it
     of = "map" if "without" in shares else "attention"
@@ -78,7 +78,7 @@ def _drawn(folder: Path, clients: Sequence[int], label: str | None, make: Map, t
         "share_on_prompt": {name: round(value, 6) for name, value in means.items()},
         "images": shown,
     }
-    return Drawing(title, caption, numbers, drawings.pictures(rows, columns))
+    return Drawing(title, caption, numbers, plotting.pictures(rows, columns))
 
 
 def _picked(run: Opened, clients: Sequence[int], wanted: int | None) -> dict[int, Indices]:
@@ -101,7 +101,7 @@ def _picked(run: Opened, clients: Sequence[int], wanted: int | None) -> dict[int
     return {client: spaced(held[client], IMAGES) for client in members}
 
 
-def _look(run: Opened, client: int, picked: Indices, make: Map) -> _Looked:
+def _explain(run: Opened, client: int, picked: Indices, make: Map) -> _Explained:
     """Return what the client's model makes of images: without its prompt and, if it has one, with it."""
     params, batch = run.model(client), run.batch(client, picked)
     seen = run.look(params, batch)
@@ -112,7 +112,7 @@ def _look(run: Opened, client: int, picked: Indices, make: Map) -> _Looked:
     large = enlarged(own, height, width)
     if not seen.prompted:
         panels = {"image": plain, "where it looks": overlaid(plain, large.numpy())}
-        return _Looked(panels, {"without": taken}, {"without": own}, {})
+        return _Explained(panels, {"without": taken}, {"without": own}, {})
     bare = run.look(params, batch, bare=True)
     decided = {"without": bare.logits.argmax(-1).detach(), "with": taken}
     maps = {"without": make(bare, taken), "with": own}
@@ -120,11 +120,11 @@ def _look(run: Opened, client: int, picked: Indices, make: Map) -> _Looked:
     panels = {"image": plain, "without the prompt": overlaid(plain, without.numpy())}
     if seen.prompts:
         panels |= {"with the prompt": overlaid(plain, large.numpy())}
-        return _Looked(panels, decided, maps, {"with": class_attention(seen)[1]})
+        return _Explained(panels, decided, maps, {"with": class_attention(seen)[1]})
     prompted = _picture(run, seen.images)
     panels |= {"prompted image": prompted, "with the prompt": overlaid(prompted, large.numpy())}
     where = (seen.images != batch["x"]).any(-3).float()
-    return _Looked(panels, decided, maps, {"without": share_on(without, where), "with": share_on(large, where)})
+    return _Explained(panels, decided, maps, {"without": share_on(without, where), "with": share_on(large, where)})
 
 
 def class_number(dataset: Dataset, given: str) -> int:

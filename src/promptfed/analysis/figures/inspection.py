@@ -24,7 +24,7 @@ _SOFTMAXES = (F.softmax, torch.softmax, torch.Tensor.softmax)
 
 
 @dataclass(frozen=True)
-class Seen:
+class Inspection:
     """Logits [B, classes], and of the backbone's call: its images, its prompt tokens, and its last layers."""
 
     logits: Tensor
@@ -90,7 +90,7 @@ class _Tapped:
         return watching
 
 
-def look(method: Method, task: Task, params: Tree, batch: Batch, *, bare: bool = False) -> Seen:
+def look(method: Method, task: Task, params: Tree, batch: Batch, *, bare: bool = False) -> Inspection:
     """Let a method predict and return what its backbone's last call saw; `bare` takes the prompt away."""
     tapped = _Tapped(task.backbone, batch["x"] if bare else None)
     watched: Any = tapped
@@ -102,10 +102,10 @@ def look(method: Method, task: Task, params: Tree, batch: Batch, *, bare: bool =
     images, tokens, watching, features = tapped.calls[-1]
     last = tokens if tokens is None or isinstance(tokens, Tensor) else tokens[-1]
     count = 0 if last is None else last.shape[-2]
-    return Seen(logits, batch["x"], images, count, watching.maps, watching.attention, features)
+    return Inspection(logits, batch["x"], images, count, watching.maps, watching.attention, features)
 
 
-def grad_cam(seen: Seen, classes: Tensor) -> Tensor:
+def grad_cam(seen: Inspection, classes: Tensor) -> Tensor:
     """Return maps [B, h, w] of where each image speaks for its class of `classes` [B]: Σ_k α_k A_k, if above zero.
 
     A are the last feature maps and α_k the mean over places of the gradient of the class's logit by A_k.
@@ -117,7 +117,7 @@ def grad_cam(seen: Seen, classes: Tensor) -> Tensor:
     return (slopes.mean((-2, -1), keepdim=True) * seen.maps).sum(-3).clamp(min=0).detach()
 
 
-def class_attention(seen: Seen) -> tuple[Tensor, Tensor]:
+def class_attention(seen: Inspection) -> tuple[Tensor, Tensor]:
     """Return what share of the class token's attention each patch gets [B, h, w], and the prompt tokens together [B].
 
     It is the last block's, averaged over the heads.

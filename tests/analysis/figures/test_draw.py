@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from markupsafe import escape
 
-from promptfed.analysis.figures import KINDS, draw, drawings, priors
-from promptfed.analysis.figures.maps import scaled, spaced
+from promptfed.analysis.figures import FIGURES, draw, plotting, priors
+from promptfed.analysis.figures.inspection import class_attention, grad_cam
 from promptfed.analysis.figures.opened import reopen
-from promptfed.analysis.figures.seen import class_attention, grad_cam
+from promptfed.analysis.figures.saliency import scaled, spaced
 from promptfed.core.errors import PromptFedError
 from promptfed.results.report import write_report
 from promptfed.runs import runner
@@ -53,9 +53,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(priors, "COLOURS", 6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FIGURES)
 def test_every_kind_names_a_function_and_itself(kind: str) -> None:
-    module, _, function = KINDS[kind].maker.partition(":")
+    module, _, function = FIGURES[kind].maker.partition(":")
     assert callable(getattr(import_module(module), function))
     assert kind in promptfed("figure", "--help").out
 
@@ -65,15 +65,17 @@ def test_the_page_on_figures_lists_every_kind_and_which_ones_compare_runs() -> N
     table = page.partition("| kind | shows | needs |\n|---|---|---|\n")[2].partition("\n\n")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     assert {name.strip("`"): "compares runs" in shows for name, shows, _ in rows} == {
-        name: kind.several for name, kind in KINDS.items()
+        name: kind.several for name, kind in FIGURES.items()
     }
     (told,) = [line for line in page.splitlines() if line.startswith("- `--class NAME`")]
-    assert [name for name, kind in KINDS.items() if kind.by_class] == [name for name in KINDS if f"`{name}`" in told]
+    assert [name for name, kind in FIGURES.items() if kind.by_class] == [
+        name for name in FIGURES if f"`{name}`" in told
+    ]
 
 
 @pytest.mark.parametrize(
     ("kind", "run"),
-    [(kind, "pt") for kind in KINDS if kind not in ("attention", "encodings")]  # a word's have tests of their own
+    [(kind, "pt") for kind in FIGURES if kind not in ("attention", "encodings")]  # a word's have tests of their own
     + [
         ("attention", "pt-vit"),
         ("attention", "tokens"),
@@ -279,4 +281,4 @@ def test_the_command_line(runs: dict[str, Path], tmp_path: Path) -> None:
 def test_without_matplotlib_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(PromptFedError, match=r"Figures need matplotlib: pip install"):
-        drawings.blank(1, 1)
+        plotting.blank(1, 1)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from promptfed.analysis.figures.seen import class_attention, enlarged, grad_cam, look, share_on
+from promptfed.analysis.figures.inspection import class_attention, enlarged, grad_cam, look, share_on
 from promptfed.backbones.cnn import ConvNet
 from promptfed.backbones.vit import TinyViT
 from promptfed.core.errors import PromptFedError

@@ -1,20 +1,14 @@
-"""Figures one asks for, drawn with matplotlib: from arrays to a picture that can be saved as PNG, SVG or PDF."""
+"""How figures are drawn, with matplotlib: from arrays to a plot."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from io import BytesIO
-from pathlib import Path
 from textwrap import fill
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from promptfed.core.errors import PromptFedError, choice
-from promptfed.core.files import write_json
+from promptfed.core.errors import PromptFedError
 
-FORMATS = ("png", "svg", "pdf")
-DPI = 160
 # The report's colours on white, in its order.
 COLOURS = ("#0068a8", "#cc5200", "#00805c", "#b5508a", "#a87400", "#2d93cf", "#6b5bb5", "#6c757d")
 # More names than this along an axis are thinned.
@@ -24,21 +18,11 @@ MOST_ACROSS, MOST_DOWN = 3, 14
 # Letters of a name above a picture before it goes on below, and numbers along an axis before they are thinned.
 MOST_LETTERS, MOST_PLACES = 72, 16
 
-Picture = Any  # a matplotlib Figure
+Plot = Any  # a matplotlib Figure
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """A figure: its title, what one sees in it, the numbers behind it, and the picture."""
-
-    title: str
-    caption: str
-    numbers: Mapping[str, object]
-    picture: Picture
-
-
-def blank(width: float, height: float) -> Picture:
-    """Return an empty picture of so many inches, or say that matplotlib is missing."""
+def blank(width: float, height: float) -> Plot:
+    """Return an empty plot of so many inches, or say that matplotlib is missing."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -46,34 +30,7 @@ def blank(width: float, height: float) -> Picture:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def check_place(out: Path) -> None:
-    """Refuse a file whose format is not one of ours, before anything is computed."""
-    if out.suffix.removeprefix(".").lower() not in FORMATS:
-        raise choice("picture format", out.suffix.removeprefix("."), FORMATS, f'"{out}"')
-
-
-def save(drawing: Drawing, kind: str, out: Path) -> None:
-    """Write the picture, and beside it a JSON file with its caption and numbers."""
-    from matplotlib import rc_context
-
-    form = out.suffix.removeprefix(".").lower()
-    buffer = BytesIO()
-    # No date and no random names, so that the same run gives the same file.
-    dateless: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(form, {})
-    with rc_context({"svg.hashsalt": "promptfed"}):
-        drawing.picture.savefig(buffer, format=form, dpi=DPI, metadata=dateless)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        part = out.with_name(f".{out.name}.part")
-        part.write_bytes(buffer.getvalue())
-        part.replace(out)
-        about = {"kind": kind, "title": drawing.title, "caption": drawing.caption, "numbers": drawing.numbers}
-        write_json(out.with_suffix(".json"), about)
-    except OSError as error:
-        raise PromptFedError(f'The figure cannot be written to "{out}": {error.strerror}.') from error
-
-
-def lines(curves: Mapping[str, Sequence[tuple[float, float]]], across: str, up: str) -> Picture:
+def lines(curves: Mapping[str, Sequence[tuple[float, float]]], across: str, up: str) -> Plot:
     """Draw one curve per name; a curve starts at zero, since it is compared with nothing."""
     names, columns, height = _legend(curves)
     picture = blank(6.4, 3.6 + height)
@@ -92,7 +49,7 @@ def lines(curves: Mapping[str, Sequence[tuple[float, float]]], across: str, up: 
     return picture
 
 
-def spreads(curves: Mapping[str, Sequence[tuple[float, float, float]]], across: str, up: str) -> Picture:
+def spreads(curves: Mapping[str, Sequence[tuple[float, float, float]]], across: str, up: str) -> Plot:
     """Draw one curve per name through points (x, y, spread of y), with a bar where the spread is not zero.
 
     The axis does not start at zero: such curves are close together, far above it.
@@ -125,7 +82,7 @@ def _legend(names: Iterable[str]) -> tuple[list[str], int, float]:
     return broken, columns, 0.2 * (len(broken) / columns + sum(name.count("\n") for name in broken))
 
 
-def heat_maps(panels: Mapping[str, NDArray[Any]], rows: Sequence[str], columns: Sequence[str], across: str) -> Picture:
+def heat_maps(panels: Mapping[str, NDArray[Any]], rows: Sequence[str], columns: Sequence[str], across: str) -> Plot:
     """Draw panels of values [rows, columns] one above the other, all on one scale from zero."""
     width = min(12.0, max(4.5, 2.0 + 0.28 * len(columns)))
     picture = blank(width, len(panels) * min(7.0, max(1.6, 0.8 + 0.2 * len(rows))))
@@ -141,7 +98,7 @@ def heat_maps(panels: Mapping[str, NDArray[Any]], rows: Sequence[str], columns: 
     return picture
 
 
-def scatter(points: NDArray[Any], groups: NDArray[Any], noun: str) -> Picture:
+def scatter(points: NDArray[Any], groups: NDArray[Any], noun: str) -> Plot:
     """Draw points [N, 2] of the plane, coloured and shaped by their groups [N]."""
     picture = blank(6.4, 4.8)
     axes = picture.add_subplot()
@@ -151,7 +108,7 @@ def scatter(points: NDArray[Any], groups: NDArray[Any], noun: str) -> Picture:
     return picture
 
 
-def scatters(panels: Mapping[str, tuple[NDArray[Any], NDArray[Any]]], noun: str) -> Picture:
+def scatters(panels: Mapping[str, tuple[NDArray[Any], NDArray[Any]]], noun: str) -> Plot:
     """Draw panels of points [N, G, 2] of G groups side by side, and over them a cross for each group [G, 2]."""
     across = min(len(panels), MOST_ACROSS)
     down = -(-len(panels) // across)
@@ -184,7 +141,7 @@ def _dots(axes: Any, points: NDArray[Any], groups: NDArray[Any], noun: str) -> N
 
 def bars(
     series: Mapping[str, Sequence[float]], columns: Sequence[str], across: str, up: str, levels: Mapping[str, float]
-) -> Picture:
+) -> Plot:
     """Draw a group of bars per column, one of each series, and the level it is to be compared with as a dotted line."""
     names, abreast, height = _legend(series)
     picture = blank(min(12.0, max(6.4, 1.5 + 0.35 * len(columns) * max(1, len(series) / 2))), 3.6 + height)
@@ -204,7 +161,7 @@ def bars(
     return picture
 
 
-def pictures(rows: Mapping[str, Sequence[NDArray[Any]]], columns: Sequence[str]) -> Picture:
+def pictures(rows: Mapping[str, Sequence[NDArray[Any]]], columns: Sequence[str]) -> Plot:
     """Draw images [H, W, 3] in rows of one kind each, a column per example."""
     picture = blank(0.9 + 1.25 * len(columns), 0.5 + 1.3 * len(rows))
     grid = picture.subplots(len(rows), len(columns), squeeze=False)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from promptfed.analysis.figures.maps import class_number, of_class, overlaid, scaled, spaced
+from promptfed.analysis.figures.saliency import class_number, of_class, overlaid, scaled, spaced
 from promptfed.core.errors import PromptFedError
 from promptfed.data.dataset import Dataset
 
