@@ -1,4 +1,4 @@
-"""Numbers that compare rows, one per client: cosines, correlations, neighbours, maps in the plane. In numpy alone."""
+"""Numbers that compare rows, one per client: cosines, correlations, neighbours, maps in the plane. Numpy only."""
 
 from typing import Any
 
@@ -76,7 +76,7 @@ def rank_correlation(first: Array, second: Array) -> float | None:
     one, other = _ranks(first), _ranks(second)
     if len(one) < 2 or np.ptp(one) == 0 or np.ptp(other) == 0:
         return None
-    return round(float(np.corrcoef(one, other)[0, 1]), 3) + 0.0
+    return float(np.corrcoef(one, other)[0, 1])
 
 
 def principal_components(vectors: Array) -> tuple[Array, list[float]]:

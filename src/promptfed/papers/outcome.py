@@ -12,14 +12,13 @@ from statistics import mean, stdev
 from typing import Any, NotRequired, TypedDict
 
 import numpy as np
-from numpy.typing import NDArray
 
 from promptfed.core.errors import PromptFedError
+from promptfed.core.statistics import rank_correlation
 from promptfed.results.folder import names
 from promptfed.results.folder.reader import per_domain
 from promptfed.runs.cells import Cell, Figure
 
-Values = NDArray[np.float64]
 FAR = 3.0  # points between ours and the paper's that are worth a line
 FEWEST = 3  # methods whose order says something
 
@@ -239,7 +238,7 @@ def agreement(rows: Sequence[Entry], measures: Sequence[str]) -> list[Agreement]
             continue
         printed = [value for _, value in both]
         correlations = {
-            name: rank_correlation([_measured(entry["ours"], name) for entry, _ in both], printed)
+            name: order_correlation([_measured(entry["ours"], name) for entry, _ in both], printed)
             for name in dict.fromkeys([theirs, *measures])
         }
         far = [entry["row"] for entry, _ in both if abs(difference(entry["ours"], entry["paper"], theirs) or 0.0) > FAR]
@@ -249,22 +248,11 @@ def agreement(rows: Sequence[Entry], measures: Sequence[str]) -> list[Agreement]
     return found
 
 
-def rank_correlation(ours: Sequence[float | None], theirs: Sequence[float]) -> float | None:
-    """Return Spearman's correlation: 1 for the same order, −1 for the opposite; equal values share a rank."""
+def order_correlation(ours: Sequence[float | None], theirs: Sequence[float]) -> float | None:
+    """Return how far the order of the methods agrees: 1 for the same order, −1 for the opposite; None for too few."""
     pairs = [(one, other) for one, other in zip(ours, theirs, strict=True) if one is not None]
-    if len(pairs) < FEWEST:
-        return None
-    first, second = (_ranks(np.array(side)) for side in zip(*pairs, strict=True))
-    first, second = first - first.mean(), second - second.mean()
-    length = math.sqrt(float(first @ first) * float(second @ second))
-    return round(float(first @ second) / length, 4) if length else None
-
-
-def _ranks(values: Values) -> Values:
-    """Return each value's rank from 0, equal ones at their mean rank."""
-    below = (values[:, None] > values).sum(1)
-    ranks: Values = below + ((values[:, None] == values).sum(1) - 1) / 2
-    return ranks
+    found = rank_correlation(*np.array(pairs).T) if len(pairs) >= FEWEST else None
+    return None if found is None else round(round(found, 12), 4)  # first its last bits, which must not decide a tie
 
 
 def _measured(ours: Ours, measure: str) -> float | None:

@@ -75,7 +75,12 @@ def _prompts(vectors: Array, counts: Array, domains: NDArray[Any]) -> dict[str, 
         "spread": float(f"{np.linalg.norm(centred(vectors), axis=1).mean() / shared:.3g}"),
         "label_distance": rounded(distances, 3),
         "rank_correlation": {
-            "label": rank_correlation(alike[pairs], distances[pairs]),
-            "domain": rank_correlation(alike[pairs], others[pairs]),
+            "label": _three(rank_correlation(alike[pairs], distances[pairs])),
+            "domain": _three(rank_correlation(alike[pairs], others[pairs])),
         },
     }
+
+
+def _three(value: float | None) -> float | None:
+    """Return a number with three decimals; adding zero turns -0.0 into 0.0."""
+    return None if value is None else round(value, 3) + 0.0
