@@ -34,20 +34,20 @@ def fail(*words: str) -> str:
 @pytest.mark.parametrize("command", ["start", "status", "stop", "run"])
 def test_without_a_federation_the_way_to_one_is_named(command: str, tmp_path: Path) -> None:
     sentence = fail(command, "--federation", str(tmp_path))
-    assert sentence == f"{tmp_path} is no federation; make one with: promptfed sites init fed.toml --out {tmp_path}"
+    assert sentence == f"{tmp_path} is not a federation; make one with: promptfed sites init fed.toml --out {tmp_path}"
 
 
 def test_a_run_needs_a_recipe_and_leaves_the_clients_to_the_federation(tmp_path: Path) -> None:
     (tmp_path / "fed.toml").write_text('sites = ["a", "b"]')
     place = ["--federation", str(tmp_path)]
     assert fail("run", *place).startswith("Nothing to run: name a recipe or a method")
-    assert fail("run", "fedavg", "clients=5", *place) == "clients=5 is not for you to choose: there are 2 sites."
+    assert fail("run", "fedavg", "clients=5", *place) == "clients=5 cannot be set: the clients are the 2 sites."
     assert fail("run", "fedavgg", *place).endswith('did you mean "fedavg"?')
-    assert fail("run", *place, "--resume", str(tmp_path)).endswith("holds no run over sites to resume.")
+    assert fail("run", *place, "--resume", str(tmp_path)).endswith("is not a run over sites.")
 
 
 def test_a_site_needs_a_kit_and_data(tmp_path: Path) -> None:
-    assert "is no kit of a site" in fail("join", str(tmp_path), "--data", "nothing.npz")
+    assert "is not a site's kit" in fail("join", str(tmp_path), "--data", "nothing.npz")
     (tmp_path / "site.json").write_text('{"site": "a"}')
     assert "nothing.npz" in fail("join", str(tmp_path), "--data", "nothing.npz")
     assert fail("join", str(tmp_path), "--data", "fashion-shop").endswith('did you mean "fashion-shops"?')

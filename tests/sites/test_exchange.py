@@ -28,7 +28,7 @@ def test_a_slow_site_is_left_behind_and_asked_again_once_it_has_answered() -> No
     }
     assert threads.exchange(1, {"slow": b"2", "fast": b"2"}, 10) == {
         "fast": b"2",
-        "slow": Silence("it is still at work on round 1"),
+        "slow": Silence("it is still working on round 1"),
     }
     assert threads.late == {}
     go.set()

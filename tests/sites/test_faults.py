@@ -46,8 +46,8 @@ def test_a_straggler_misses_its_rounds_and_its_late_answer_is_dropped(tmp_path: 
     summary = coordinator.conduct(out, Federation(NAMES, min_sites=2, round_seconds=3.0), post, release)
     assert [line["clients"] for line in lines(out)] == [[0, 1, 2], [0, 2], [0, 2], [0, 1, 2], [0, 1, 2]]
     assert [line["sites"] for line in lines(out)][1:4] == [
-        {"silent": {"south": "it is still at work on round 2"}, "refused": {}, "late": {}},
-        {"silent": {"south": "it is still at work on round 2"}, "refused": {}, "late": {}},
+        {"silent": {"south": "it is still working on round 2"}, "refused": {}, "late": {}},
+        {"silent": {"south": "it is still working on round 2"}, "refused": {}, "late": {}},
         {"silent": {}, "refused": {}, "late": {"south": 1}},
     ]
     assert summary["sites"] == {"silent": {"south": 2}, "refused": {}, "late": {"south": 1}}
@@ -78,7 +78,7 @@ def test_an_answer_that_comes_twice_is_refused_by_name_and_never_stands_in_for_a
     summary = coordinator.conduct(out, federation, Twice(exchange(tmp_path).sites), ignore)
     assert [line["clients"] for line in lines(out)] == [[0, 1, 2]] * 3
     told: Any = lines(out)[1]["sites"]
-    assert told["refused"] == {"south": ["it gave an answer to no standing request"] * 2}  # to be trained, to be tested
+    assert told["refused"] == {"south": ["it answered a request that was not pending"] * 2}  # to train, to test
     assert summary["sites"]["late"] == {}
 
     there = tmp_path / "reference"

@@ -29,7 +29,7 @@ def test_a_run_over_tls_gives_the_numbers_of_the_simulation(tmp_path: Path) -> N
             "west: connected",
         ]
         stopped = promptfed("sites", "stop", cwd=tmp_path)
-        assert stopped.stdout == "The server is down.\n"
+        assert stopped.stdout == "The server has stopped.\n"
     assert furthest(server_tree(tmp_path / "run"), server_tree(simulated)) <= 1e-6
     for site in NAMES:
         assert list(federation.home(site).glob("runs/*/report.json"))

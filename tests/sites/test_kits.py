@@ -61,11 +61,11 @@ def test_kits_are_not_made_twice_over(home: Path) -> None:
 
 
 def test_what_is_no_kit_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PromptFedError, match=r"There is no kit .*missing\.zip"):
+    with pytest.raises(PromptFedError, match=r"The kit .*missing\.zip does not exist"):
         kits.unpack(tmp_path / "missing.zip")
-    with pytest.raises(PromptFedError, match=r"is no kit of a site: it holds no site\.json"):
+    with pytest.raises(PromptFedError, match=r"is not a site's kit: it has no site\.json"):
         kits.unpack(tmp_path)
     with zipfile.ZipFile(tmp_path / "bad.zip", "w") as archive:
         archive.writestr("../escape", "x")
-    with pytest.raises(PromptFedError, match=r"bad\.zip is no kit of a site"):
+    with pytest.raises(PromptFedError, match=r"bad\.zip is not a site's kit"):
         kits.unpack(tmp_path / "bad.zip")

@@ -125,7 +125,7 @@ def test_a_site_that_starts_anew_in_a_session_drops_out_of_it(tmp_path: Path) ->
     coordinator.conduct(out, TWO, exchange(tmp_path, reborn), ignore)
     assert [line["clients"] for line in lines(out)] == [[0, 1, 2], [0, 2], [0, 1, 2]]
     told: Any = lines(out)[1]["sites"]
-    assert told["refused"] == {"south": ["it says: it does not hold the secrets of this session"]}
+    assert told["refused"] == {"south": ["it says: it does not have the secrets of this session"]}
 
 
 def test_too_few_to_hide_among_begin_the_round_anew_and_at_last_give_up(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def with_tree(change: Callable[[Tree], Tree]) -> Changed:
 
 ATTACKS: dict[str, tuple[str, Changed, str]] = {
     "short keys": ("keys", with_tree(lambda own: {"keys": own["keys"][:9]}), '"keys" has shape [9], not [64]'),
-    "no keys": ("keys", with_tree(lambda own: {"keys": own["keys"] * 0}), "its keys are no keys"),
+    "no keys": ("keys", with_tree(lambda own: {"keys": own["keys"] * 0}), "its keys are not valid"),
     "share type": ("shares", with_tree(lambda own: {"sealed": own["sealed"].float()}), "has type torch.float32"),
     "odd complaint": ("open", lambda asked, own: Message(own.head | {"unopened": [[0]]}, {}), "which shares it cannot"),
     "false complaint": ("open", lambda asked, own: Message(own.head | {"unopened": [9]}, {}), "which shares it cannot"),
@@ -305,7 +305,7 @@ class Curious:
 def test_a_site_hides_among_others_or_not_at_all(tmp_path: Path) -> None:
     curious = Curious(tmp_path)
     curious.begin()
-    assert curious.error("shares", curious.told(0), members=[0]) == "an answer is not hidden among these sites"
+    assert curious.error("shares", curious.told(0), members=[0]) == "these sites are too few to hide an answer"
     curious.begin()
     assert "not hidden" in curious.error("shares", curious.told(1, 2), members=[1, 2])
     curious.begin()
@@ -362,7 +362,7 @@ def test_a_site_helps_to_open_one_sum_of_a_round(tmp_path: Path) -> None:
         curious.worker = workers(tmp_path)["north"]  # it has not forgotten
         curious.session()
         answer = curious.ask("reveal", survivors=survivors)
-        assert (answer.head.get("error") == "it has helped to open another sum of this round") == refused
+        assert (answer.head.get("error") == "it has already helped to open another sum of this round") == refused
 
 
 @pytest.mark.parametrize("number", [1, -1, float("nan"), 0.0, "0"], ids=str)
@@ -370,7 +370,7 @@ def test_a_session_is_for_one_round(number: object, tmp_path: Path) -> None:
     curious = Curious(tmp_path)
     curious.session()
     error = curious.error("reveal", survivors=[0, 1], round=number)
-    assert error == ("this session is for another round" if number == 1 else "the request names no round")
+    assert error == ("this session is for another round" if number == 1 else "the request does not name a round")
     assert "error" not in curious.ask("reveal", survivors=[0, 1, 2]).head
 
 
@@ -379,7 +379,7 @@ def test_a_run_keeps_its_recipe(tmp_path: Path) -> None:
     curious.session()
     curious.recipe = config.dump(recipe("fedavg"))
     for _ in range(2):
-        assert curious.error("hello") == "this run began with another recipe, and keeps it"
+        assert curious.error("hello") == "this run began with another recipe, which cannot change"
         curious.worker = workers(tmp_path)["north"]  # it has not forgotten
 
 

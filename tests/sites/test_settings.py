@@ -28,16 +28,16 @@ def test_a_federation_is_its_sites_and_its_rules(tmp_path: Path) -> None:
     [
         ("sites = []", "names no sites"),
         ("sites = ['a', 'a']", "names a site twice"),
-        ("sites = ['A b']", '"A b" in .* is no good name'),
+        ("sites = ['A b']", '"A b" in .* is not a valid name'),
         ("sites = ['localhost']", "gives a site the coordinator's name"),
         ("sites = ['a']\nmin_sites = 2", "min_sites=2 in .* is more than the 1 sites"),
         ("sites = ['a']\nport = 'x'", "federation.port must be a whole number, not 'x'"),
         ("sites = ['a']\nround_second = 1", 'Unknown key "round_second" in .*; did you mean "round_seconds"?'),
-        ("sites = ['a']\nport = 80000", "port=80000 in .* is no port; ports go up to 65535"),
+        ("sites = ['a']\nport = 80000", "port=80000 in .* is too high; ports end at 65535"),
         ("sites = ['a']\nport = 8003", "port and admin_port in .* are both 8003"),
         ("sites = ['a']\nclasses = ['x', 'x']", "names a class twice"),
         ("name = 'x'", "federation.sites is missing"),
-        ("sites = [", "is no valid TOML"),
+        ("sites = [", "is not valid TOML"),
     ],
 )
 def test_a_mistake_gets_a_sentence(text: str, sentence: str, tmp_path: Path) -> None:

@@ -76,8 +76,8 @@ def test_another_method_is_refused() -> None:
         ("[guards]\nnoize = 1", 'Unknown key "noize" in .*; did you mean "noise"?'),
         ("[guards]\nnoise = -1", "guards.noise"),
         ("[guards]\nsecure = 1", "guards.secure"),
-        ("guards = 4", "guards in .* is no table"),
-        ("methods = [", "are no valid TOML"),
+        ("guards = 4", "guards in .* is not a table"),
+        ("methods = [", "are not valid TOML"),
     ],
 )
 def test_a_term_that_would_protect_nobody_is_refused(text: str, sentence: str, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_a_port_that_is_taken_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(PromptFedError, match=rf"cannot listen on port {port}: Address already in use\. End what"):
+        with pytest.raises(PromptFedError, match=rf"cannot listen on port {port}: Address already in use\. Stop"):
             watchdog.keep_running(tmp_path, tmp_path / "log", tmp_path / "pid", {}, print, (port,))
     assert started == []
     watchdog._require_free((port,))
@@ -69,7 +69,7 @@ def test_nothing_begins_while_another_keeps_the_party_up(tmp_path: Path) -> None
     begun: list[str] = []
     with (
         watchdog._alone(tmp_path / "pid"),
-        pytest.raises(PromptFedError, match=r"^It is running already, see .*pid\.$"),
+        pytest.raises(PromptFedError, match=r"^It is already running; see .*pid\.$"),
     ):
         watchdog.keep_running(
             tmp_path, tmp_path / "log", tmp_path / "pid", {}, print, begin=lambda: begun.append("now")
@@ -88,9 +88,7 @@ def test_a_strangers_certificate_is_told_once(tmp_path: Path, monkeypatch: pytes
         with log.open("a") as file:
             file.write("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate\n")
         look()
-    assert said == [
-        f"The server's certificate is none that this kit trusts: ask the coordinator for a new kit ({log})."
-    ]
+    assert said == [f"This kit does not trust the server's certificate; ask the coordinator for a new kit ({log})."]
 
 
 def test_a_keeper_ends_what_an_earlier_one_has_left(
@@ -119,5 +117,5 @@ def test_a_keeper_ends_what_an_earlier_one_has_left(
     with pytest.raises(Enough):
         watchdog.keep_running(tmp_path, tmp_path / "log", tmp_path / "pid", {}, say)
     assert left.wait(10) == -9
-    assert said == ["The process ended with code 3; it is started again."] * 2
+    assert said == ["The process ended with code 3; restarting it."] * 2
     assert len(parents) == 2

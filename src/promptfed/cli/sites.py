@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from promptfed.cli.arguments import Overrides
 from promptfed.cli.terminal import say
 from promptfed.core.errors import PromptFedError
 from promptfed.results.folder import names
@@ -16,31 +17,30 @@ from promptfed.results.folder import names
 if TYPE_CHECKING:
     from promptfed.runs.config import Recipe
 
-app = typer.Typer(help="Real sites: make kits, start the coordinator, join, run.", no_args_is_help=True)
+app = typer.Typer(help="Real sites: make kits, start the coordinator, join as a site, run.", no_args_is_help=True)
 
-Home = Annotated[Path, typer.Option("--federation", help="The folder that `sites init` has made.", metavar="DIR")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="Recipe keys to change.", metavar="[KEY=VALUE]...")]
+Home = Annotated[Path, typer.Option("--federation", help="The folder that `sites init` made.", metavar="DIR")]
 HERE = Path("federation")
 
 
 @app.command()
 def init(
-    fed: Annotated[Path, typer.Argument(help="fed.toml: who takes part.", metavar="FED.TOML")],
-    out: Annotated[Path, typer.Option(help="Where the kits go.")] = HERE,
+    fed: Annotated[Path, typer.Argument(help="fed.toml, which lists the sites.", metavar="FED.TOML")],
+    out: Annotated[Path, typer.Option(help="The folder to create for the federation.")] = HERE,
 ) -> None:
-    """Make a kit for every party: keys, certificates, and where the coordinator is."""
+    """Make a kit for every site: its key, its certificate, and the coordinator's address."""
     from promptfed.sites import kits
 
     federation = kits.provision(fed, out)
     for site in federation.sites:
         say(f"Kit for {site}: {out / 'kits' / site}.zip")
-    say("Give each site its kit by a safe way: it holds the site's private key.")
+    say("Send each site its kit over a secure channel: it contains the site's private key.")
     say(f"Next: promptfed sites start --federation {out}")
 
 
 @app.command()
 def start(home: Home = HERE) -> None:
-    """Run the coordinator's server until Ctrl-C; if it dies, it is started again."""
+    """Run the coordinator's server until Ctrl-C; restart it if it dies."""
     from promptfed.sites import kits, watchdog
     from promptfed.sites.settings import read_federation
 
@@ -49,24 +49,24 @@ def start(home: Home = HERE) -> None:
     state.mkdir(exist_ok=True)
     kits.write_local_config(kit, state)
     federation = read_federation(home / "fed.toml")
-    say(f"Starting the server; its log is {home / 'server.log'}. Ctrl-C stops it.")
+    say(f"Starting the server; its log is {home / 'server.log'}. Press Ctrl-C to stop it.")
     ports = (federation.port, federation.admin_port)
     watchdog.keep_running(kit, home / "server.log", home / "server.pid", kits.parent_environment(), say, ports)
-    say("The server is down.")
+    say("The server has stopped.")
 
 
 @app.command()
 def join(
-    kit: Annotated[Path, typer.Argument(help="The kit this site was given, a zip or a folder.")],
-    data: Annotated[str, typer.Option(help="A folder of photographs, an .npz file, or a data set's name.")],
+    kit: Annotated[Path, typer.Argument(help="The kit that the coordinator sent: a zip file or a folder.")],
+    data: Annotated[str, typer.Option(help="A folder of images, an .npz file, or the name of a data set.")],
     terms: Annotated[
         Path | None,
-        typer.Option(help="What you agree to, in TOML; recipes beyond it are refused.", metavar="FILE"),
+        typer.Option(help="A TOML file with the terms you agree to; other recipes are refused.", metavar="FILE"),
     ] = None,
-    home: Annotated[Path | None, typer.Option(help="Where the site keeps its state; KIT/state if not given.")] = None,
+    home: Annotated[Path | None, typer.Option(help="For the site's state; the default is KIT/state.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
 ) -> None:
-    """Take part as a site until Ctrl-C. Images and personal state stay here; outbox.jsonl says what leaves."""
+    """Take part as a site until Ctrl-C. Images and personal state stay here; outbox.jsonl lists what is sent."""
     from promptfed.core.files import write_text
     from promptfed.runs.config import check_device, resolve
     from promptfed.sites import kits, watchdog, worker_command
@@ -89,14 +89,14 @@ def join(
             write_text(state / FILE, terms.read_text(encoding="utf-8"))
         if (state / FILE).exists():
             read_terms(state / FILE)  # those of an earlier join stay in force
-            say(f"Recipes beyond the terms in {state / FILE} are refused.")
+            say(f"Recipes that violate {state / FILE} will be refused.")
         images = f"{len(found):,} images of {len(found.classes)} classes"
-        say(f"{kits.site_name(unpacked)}: {images}; its log is {state / 'site.log'}. Ctrl-C leaves.")
+        say(f"{kits.site_name(unpacked)}: {images}; its log is {state / 'site.log'}. Press Ctrl-C to leave.")
 
     given = {worker_command.DATA: _absolute(data), worker_command.HOME: str(state), worker_command.DEVICE: device}
     environment = kits.parent_environment(**given)
     watchdog.keep_running(unpacked, state / "site.log", state / "site.pid", environment, say, begin=begin)
-    say("Left.")
+    say("This site has left the federation.")
 
 
 def _absolute(data: str) -> str:
@@ -114,12 +114,12 @@ def run(
     ] = None,
     overrides: Overrides = None,
     home: Home = HERE,
-    out: Annotated[Path | None, typer.Option(help="The run folder; DIR/runs/METHOD-N if not given.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.", metavar="DIR")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder; the default is DIR/runs/METHOD-N.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.", metavar="DIR")] = None,
 ) -> None:
-    """Train a method over the sites; goes on after any crash from the last finished round.
+    """Train a method over the sites; after any crash, resume from the last finished round.
 
-    The recipe's clients, partition and data set give way to the sites and what each of them holds.
+    The sites and their data replace the recipe's clients, partition and data set.
     """
     from promptfed.results.folder.record import over_sites
     from promptfed.sites import coordinator, kits
@@ -135,19 +135,19 @@ def run(
         resume = out or _free(home / "runs", str(recipe.method["name"]))
         coordinator.create(resume, recipe, federation)
     elif source is not None:
-        raise PromptFedError("A run is resumed as it is; leave out the recipe.")
+        raise PromptFedError("A resumed run keeps its recipe; leave out the recipe.")
     elif not over_sites(resume):
-        raise PromptFedError(f"{resume} holds no run over sites to resume.")
+        raise PromptFedError(f"{resume} is not a run over sites.")
     try:
         summary = Supervisor(home, resume, say, lambda line: say(describe_round(line, federation.sites))).run()
     except KeyboardInterrupt:
-        say(f"The run goes on without this window; look again with: promptfed sites run --resume {resume}")
+        say(f"The run continues in the background; watch it with: promptfed sites run --resume {resume}")
         raise typer.Exit(130) from None
     say(f"{_accuracy(summary['accuracy'])}; run folder {resume}.")
 
 
 def _accuracy(scores: dict[str, Any]) -> str:
-    """Return a finished run's accuracy in words; rounds tell of the models as received."""
+    """Return a finished run's accuracy in words; rounds report the models as received."""
     mean, before = scores["mean"], (scores.get("before") or scores)["mean"]
     if mean is None:
         return "Accuracy unknown"
@@ -161,12 +161,12 @@ def _recipe(source: str, words: list[str], sites: int) -> "Recipe":
 
     given = [word for word in words if word.startswith("clients=")]
     if given:
-        raise PromptFedError(f"{given[0]} is not for you to choose: there are {sites} sites.")
+        raise PromptFedError(f"{given[0]} cannot be set: the clients are the {sites} sites.")
     return single(config.load(source, [*words, f"clients={sites}"]))
 
 
 def describe_round(line: dict[str, Any], sites: tuple[str, ...]) -> str:
-    """Return a finished round as one line: accuracy, who took part, what was wrong, traffic, time."""
+    """Return a finished round as one line: accuracy, participants, problems, traffic, time."""
     mean = line["received"] and line["received"]["mean"]
     parts = [f"round {line['round']}", "" if mean is None else f"accuracy {100 * mean:.1f} %"]
     parts.append(f"{len(line['clients'])} of {len(sites)} sites")
@@ -184,7 +184,7 @@ def _free(parent: Path, stem: str) -> Path:
 
 @app.command()
 def status(home: Home = HERE) -> None:
-    """Say whether the server is up, which sites are connected, and how far the runs have come."""
+    """Show whether the server is up, which sites are connected, and the progress of every run."""
     from promptfed.sites import supervisor
     from promptfed.sites.pid_file import running
     from promptfed.sites.settings import read_federation
@@ -203,7 +203,7 @@ def status(home: Home = HERE) -> None:
 
 
 def _state(folder: Path) -> str:
-    """Return in words what a run is doing, or why it has stopped, if it failed."""
+    """Return what a run is doing, or why it stopped."""
     from promptfed.sites.pid_file import running
 
     if (folder / names.SUMMARY).exists():
@@ -218,7 +218,7 @@ def _state(folder: Path) -> str:
 
 @app.command()
 def stop(home: Home = HERE) -> None:
-    """Stop the coordinator's server, and with it the job; runs can be resumed."""
+    """Stop the coordinator's server and its job; runs can be resumed."""
     from promptfed.sites.pid_file import running
 
     process = running(_folder(home) / "server.pid")
@@ -228,10 +228,10 @@ def stop(home: Home = HERE) -> None:
     os.kill(process, signal.SIGTERM)
     while running(home / "server.pid") is not None:
         time.sleep(0.1)
-    say("The server is down.")
+    say("The server has stopped.")
 
 
 def _folder(home: Path) -> Path:
     if not (home / "fed.toml").is_file():
-        raise PromptFedError(f"{home} is no federation; make one with: promptfed sites init fed.toml --out {home}")
+        raise PromptFedError(f"{home} is not a federation; make one with: promptfed sites init fed.toml --out {home}")
     return home

@@ -1,4 +1,4 @@
-"""A worker as a child process: requests and answers are frames on its pipes, and a dead child is started again."""
+"""A worker as a child process: requests and answers are frames on its pipes, and a dead child is restarted."""
 
 import contextlib
 import subprocess
@@ -25,7 +25,7 @@ def read_frame(file: IO[bytes]) -> bytes | None:
 
 
 class Child:
-    """A process that answers one request at a time. If it dies, that request fails and the next one starts it anew."""
+    """A process that answers one request at a time. If it dies, that request fails and the next one restarts it."""
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
         self.command, self.log = list(command), log

@@ -1,4 +1,4 @@
-"""One client's end of a run: the recipe's method on this machine's own data. The coordinator's has blank images."""
+"""One client's side of a run: the recipe's method on this machine's own data. The coordinator's uses blank images."""
 
 import tomllib
 from dataclasses import dataclass, replace
@@ -38,8 +38,8 @@ class ClientRun:
     fleet: OneByOne
     dataset: Dataset
     guards: Guards
-    rounds: int  # as many of the recipe's as its privacy budget allows
-    fresh: Tree  # its personal tree before the first round
+    rounds: int  # of the recipe, or fewer if its privacy budget ends earlier
+    fresh: Tree  # the personal tree before the first round
 
 
 def read_recipe(text: str, where: str) -> Recipe:
@@ -47,7 +47,7 @@ def read_recipe(text: str, where: str) -> Recipe:
     try:
         return single(config.expand(tomllib.loads(text), (), where))
     except tomllib.TOMLDecodeError as error:
-        raise PromptFedError(f"The recipe of {where} is no valid TOML: {error}.") from error
+        raise PromptFedError(f"The recipe of {where} is not valid TOML: {error}.") from error
 
 
 def own_data(source: str, recipe: Recipe) -> Dataset:
@@ -67,7 +67,7 @@ def own_data(source: str, recipe: Recipe) -> Dataset:
 
 
 def blank_dataset(shape: tuple[int, int], classes: tuple[str, ...]) -> Dataset:
-    """Return two black images, enough to learn what a method's answers look like."""
+    """Return two black images, enough to learn the form of a method's answers."""
     return Dataset(
         name="blank",
         images=np.zeros((2, *shape, 3), np.uint8),
@@ -85,7 +85,7 @@ def relabelled(dataset: Dataset, classes: tuple[str, ...]) -> Dataset:
         return dataset
     foreign = [name for name in dataset.classes if name not in classes]
     if foreign:
-        raise PromptFedError(f'Class "{foreign[0]}" of {dataset.name} is none of the federation\'s classes.')
+        raise PromptFedError(f'Class "{foreign[0]}" of {dataset.name} is not a class of the federation.')
     order = np.array([classes.index(name) for name in dataset.classes], np.int64)
     return replace(dataset, labels=order[dataset.labels], classes=classes)
 
@@ -93,9 +93,36 @@ def relabelled(dataset: Dataset, classes: tuple[str, ...]) -> Dataset:
 def build_client_run(recipe: Recipe, dataset: Dataset, client: int, device: str, folder: Path) -> ClientRun:
     """Build the run's method, backbone and batches for the client whose data is all of `dataset`.
 
-    Every client number holds the same images here; only this client's own is ever asked for.
+    Every client number has the same images here; only this client's own number is ever used.
     """
-    # a site is a domain of its own: where its images came from before is its own business
+    plan = _plan(recipe, dataset, client, device)
+    method, (train,), (test,) = plan.method, plan.partition.train, plan.partition.test
+    alone = make_loop(plan, Record(folder))
+    count = recipe.clients
+    shards = Shards(alone.shards.pool, [train] * count, [test] * count, recipe.seed, alone.shards.draws)
+
+    def begin(number: int) -> Tree:
+        return method.init_client(alone.task, shards.data([number], 0, stacked=False), rng_for(recipe.seed, number))
+
+    store = Store(begin, folder / "unused")
+    return ClientRun(
+        recipe=recipe,
+        client=client,
+        method=method,
+        task=alone.task,
+        shards=shards,
+        store=store,
+        fleet=OneByOne(method, alone.task, shards, store),
+        dataset=plan.dataset,
+        guards=alone.guards,
+        rounds=alone.settings.rounds,
+        fresh=begin(client),
+    )
+
+
+def _plan(recipe: Recipe, dataset: Dataset, client: int, device: str) -> Plan:
+    """Return the plan of a run whose only client has all of `dataset`."""
+    # a site is one domain: the origin of its images is private
     dataset = replace(
         dataset,
         domains=np.full(len(dataset), client, np.int64),
@@ -107,27 +134,4 @@ def build_client_run(recipe: Recipe, dataset: Dataset, client: int, device: str,
         mean, std = task.backbone.statistics
         dataset = replace(dataset, mean=mean, std=std)
     train, test = (np.flatnonzero(dataset.dealt & part) for part in (~dataset.test, dataset.test))
-    method = config.build_method(recipe)
-    plan = Plan(recipe, method, dataset, Partition("site", (train,), (test,)), task, where)
-    alone = make_loop(plan, Record(folder))
-    count = recipe.clients
-    shards = Shards(alone.shards.pool, [train] * count, [test] * count, recipe.seed, alone.shards.draws)
-
-    def begin(number: int) -> Tree:
-        return method.init_client(alone.task, shards.data([number], 0, stacked=False), rng_for(recipe.seed, number))
-
-    store = Store(begin, folder / "unused")
-    fleet = OneByOne(method, alone.task, shards, store)
-    return ClientRun(
-        recipe=recipe,
-        client=client,
-        method=method,
-        task=alone.task,
-        shards=shards,
-        store=store,
-        fleet=fleet,
-        dataset=dataset,
-        guards=alone.guards,
-        rounds=alone.settings.rounds,
-        fresh=begin(client),
-    )
+    return Plan(recipe, config.build_method(recipe), dataset, Partition("site", (train,), (test,)), task, where)

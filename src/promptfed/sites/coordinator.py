@@ -35,25 +35,25 @@ from promptfed.runs.planning import affordable, pick_device
 from promptfed.runs.runner import environment
 from promptfed.sites.client_run import ClientRun, blank_dataset, build_client_run, read_recipe
 from promptfed.sites.exchange import Exchange
-from promptfed.sites.messenger import RETRY_SECONDS, Events, Messenger, RunHeader
+from promptfed.sites.introductions import introduce
+from promptfed.sites.messenger import Events, Messenger, RunHeader
 from promptfed.sites.pid_file import acquire
-from promptfed.sites.remote import MOST, Expected, RemoteFleet
+from promptfed.sites.remote import Expected, RemoteFleet
 from promptfed.sites.settings import Federation
-from promptfed.sites.wire import Message, Refused
 
-LOCK_SECONDS = 30.0  # a job that was just ended may take so long to let go
+LOCK_SECONDS = 30.0  # a job that was just ended may hold the lock this long
 Progress = Callable[[Line], None]
 
 
 @dataclass(frozen=True)
 class AnsweredGuards(Guards):
-    """The guards on the server's side, which see the answers that came; those on a site's side stand there."""
+    """The server's guards, which see the answers that arrived; the sites' guards run at the sites."""
 
     answered: Callable[[], Tensor] = lambda: torch.arange(0)
     secure: SecureSum | None = None  # answers came under masks: only their mean, as one row, is here
 
     def __call__(self, round: int, clients: Tensor, down: Tree, up: Tree, weights: Tensor) -> Handed:  # noqa: A002
-        """Return (clients, up, weights) of those who answered, as the method is to see them."""
+        """Return (clients, up, weights) of the sites that answered, as the method sees them."""
         answered = self.answered()
         return super().__call__(round, answered, tree.rows(down, torch.isin(clients, answered)), up, weights)
 
@@ -70,7 +70,7 @@ class AnsweredGuards(Guards):
 
 
 class RemoteLoop(Loop):
-    """The same rounds; what the server concludes comes from the sites that answered."""
+    """The same rounds, with results from the sites that answered."""
 
     def __init__(
         self, run: ClientRun, remote: RemoteFleet, record: Record, settings: Settings, welcome: Callable[[], None]
@@ -81,7 +81,7 @@ class RemoteLoop(Loop):
         self.remote, self.welcome = remote, welcome
 
     def round(self, t: int) -> tuple[Tree, Line]:
-        """Run round `t`; its line also says who was silent, refused or late, and which personal trees were made."""
+        """Run round `t`; its line also records who was silent, refused or late, and the new personal trees."""
         if t >= self.settings.rounds:
             self.welcome()
         server, line = super().round(t)
@@ -94,11 +94,11 @@ class RemoteLoop(Loop):
         return server, line
 
     def closing(self) -> None:
-        """Test every client's received model once more."""
+        """Evaluate every client's received model at the end."""
         self._evaluate(self.server, self.settings.total, adapt=False)
 
     def _deployed_score(self, server: Tree) -> dict[str, float] | None:
-        return None  # there is no test image here
+        return None  # the coordinator has no test images
 
 
 def _describe(events: Events) -> Line:
@@ -106,13 +106,13 @@ def _describe(events: Events) -> Line:
 
 
 def create(folder: Path, recipe: Recipe, federation: Federation) -> None:
-    """Begin a run folder."""
+    """Create a run folder."""
     if recipe.sampling != "uniform":
         raise PromptFedError(f"sampling={recipe.sampling} is not supported over sites; set sampling=uniform.")
     if recipe.guards.get("noise") and recipe.guards["entropy"] != "system":
-        raise PromptFedError("Over sites noise must be a secret of theirs; set guards.entropy=system.")
+        raise PromptFedError("Over sites, noise must be drawn at the site; set guards.entropy=system.")
     present = min(federation.needed, recipe.per_round or recipe.clients - recipe.newcomers)
-    if recipe.guards.get("robust", "mean") != "mean":  # its rule must hold for as few as a round may have
+    if recipe.guards.get("robust", "mean") != "mean":  # the rule must work for the smallest round allowed
         guards.check(recipe.guards, config.build_method(recipe), min(present, recipe.newcomers or present))
     founders = recipe.clients - recipe.newcomers
     drawn = recipe.per_round or founders
@@ -122,13 +122,13 @@ def create(folder: Path, recipe: Recipe, federation: Federation) -> None:
     write_json(folder / names.FEDERATION, known)
 
 
-class Busy(Exception):  # noqa: N818  (the run is well, it only needs nobody else)
+class Busy(Exception):  # noqa: N818  (not an error: someone else is doing the work)
     """Another process conducts the run."""
 
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Hold the run folder; the process of a job that has just died holds it no longer."""
+    """Lock the run folder; the process of a job that has just died no longer holds it."""
     ends = time.monotonic() + LOCK_SECONDS
     with (folder / names.LOCK).open("a+") as lock:
         while True:
@@ -137,23 +137,23 @@ def lock_folder(folder: Path) -> Iterator[None]:
                 break
             except BlockingIOError as error:
                 if time.monotonic() > ends:
-                    raise Busy(f"Another process is at work in {folder}.") from error
+                    raise Busy(f"Another process is working in {folder}.") from error
                 time.sleep(0.1)
         yield
 
 
 def conduct(folder: Path, federation: Federation, exchange: Exchange, progress: Progress) -> Line:
-    """Run what is left of the run in `folder`; every finished round is saved before the next one begins."""
+    """Run the remaining rounds of the run in `folder`; each is saved before the next one begins."""
     with lock_folder(folder):
         record = Record.reopen(folder)
         text = (folder / names.RECIPE).read_text(encoding="utf-8")
         recipe = read_recipe(text, str(folder))
         known = json.loads((folder / names.FEDERATION).read_text(encoding="utf-8"))
         if tuple(known["sites"]) != federation.sites or recipe.clients != len(federation.sites):
-            raise PromptFedError(f"{folder} is a run of {', '.join(known['sites'])}, not of this federation.")
+            raise PromptFedError(f"{folder} is a run of other sites: {', '.join(known['sites'])}.")
         header = RunHeader(known["run"], text, federation.classes)
         founders = recipe.clients - recipe.newcomers
-        sites = _introduced(folder / names.SITES, Messenger(exchange, federation, header), range(founders))
+        sites = introduce(folder / names.SITES, Messenger(exchange, federation, header), range(founders))
         header = RunHeader(known["run"], text, tuple(sites["classes"]))
         run = build_client_run(recipe, blank_dataset(tuple(sites["shape"]), header.classes), 0, "cpu", folder)
         loop = _loop(run, Messenger(exchange, federation, header), sites, record)
@@ -197,11 +197,11 @@ def _loop(run: ClientRun, messenger: Messenger, sites: Line, record: Record) -> 
         return next((made[str(client)] for made in lines if str(client) in made), "")
 
     def welcome() -> None:
-        """Ask the newcomers who they are, once."""
+        """Let the newcomers introduce themselves, once."""
         known: list[float] = sites["weights"]
         if len(remote.expected.weights) == len(known):
             who = range(len(known), recipe.clients)
-            came = _introduced(record.folder / names.NEWCOMERS, messenger, who, sites)
+            came = introduce(record.folder / names.NEWCOMERS, messenger, who, sites)
             remote.expected = replace(remote.expected, weights=(*known, *came["weights"]))
 
     remote = RemoteFleet(messenger, run, Expected({}, {}, ()), base, record.folder)
@@ -211,59 +211,8 @@ def _loop(run: ClientRun, messenger: Messenger, sites: Line, record: Record) -> 
     return loop
 
 
-def _introduced(path: Path, messenger: Messenger, clients: range, others: Line | None = None) -> Line:
-    """Return what sites say of themselves: asked before their first round, remembered ever after.
-
-    They must agree with each other, and with `others` where some have come before them.
-    """
-    if path.exists():
-        known: Line = json.loads(path.read_text(encoding="utf-8"))
-        return known
-
-    def check(site: str, answer: Message) -> None:
-        classes, shape = answer.head.get("classes"), answer.head.get("shape")
-        if not (isinstance(classes, list) and classes and all(isinstance(name, str) for name in classes)):
-            raise Refused("it names no classes")
-        if not (isinstance(shape, list) and len(shape) == 2 and all(type(side) is int for side in shape)):
-            raise Refused("it does not say how large its images are")
-        weight = answer.tree.get("weight")
-        if weight is None or weight.ndim or weight.dtype != torch.float32 or not 0 < float(weight) < MOST:
-            raise Refused("its weight is no positive number")
-
-    names = messenger.federation.sites
-    asked = {client: Message({"kind": "hello", "round": 0}, {}) for client in clients}
-    answers, ends = dict[int, Message](), time.monotonic() + messenger.federation.patience_seconds
-    while len(answers) < len(asked):
-        missing = {client: message for client, message in asked.items() if client not in answers}
-        answers |= messenger.gather(missing, 0, check, 0)
-        if messenger.events.refused or (len(answers) < len(asked) and time.monotonic() > ends):
-            raise PromptFedError(f"The run cannot {'go on' if others else 'begin'}: {messenger.complaints()}")
-        if len(answers) < len(asked):
-            time.sleep(RETRY_SECONDS)
-    answers = dict(sorted(answers.items()))
-    first: Line = others or answers[0].head
-    for client, answer in answers.items():
-        for key, what in (("classes", "classes"), ("shape", "image size")):
-            if answer.head[key] != first[key]:
-                raise PromptFedError(
-                    f"{names[client]} and {names[0]} differ in their {what}: {answer.head[key]} and {first[key]}; "
-                    + ("name all classes in fed.toml." if key == "classes" else "set data.size in the recipe.")
-                )
-    sites: Line = {
-        "classes": first["classes"],
-        "shape": first["shape"],
-        "weights": [float(answer.tree["weight"]) for answer in answers.values()],
-        "sites": {
-            names[client]: {key: answer.head.get(key) for key in ("train", "test")}
-            for client, answer in answers.items()
-        },
-    }
-    write_json(path, sites)
-    return sites
-
-
 def _conclude(loop: RemoteLoop, recipe: Recipe, digest: str) -> Line:
-    """Let every site write its own model and report, then write the summary and the report of the whole."""
+    """Let every site write its own model and report, then write the summary and report of the run."""
     record = loop.record
     after = loop.after()
     loop.remote.final = True

@@ -1,11 +1,11 @@
-"""The seam between the round loop and whatever carries messages: above it nobody knows an engine, below it a method.
+"""The interface between the round loop and the transport: the code above knows no engine, the code below no method.
 
 An exchange moves bytes. It promises that
 
 - it returns when every asked site has answered or `timeout` seconds have passed, never later;
-- a site that still owes an answer is not asked again before it has given it: its place holds a `Silence`;
+- a site that still owes an answer is not asked again before it has answered: it gets a `Silence`;
 - an answer that comes after its exchange has closed is dropped and counted in `late`, never handed to another round;
-- an answer to a request that is answered already is dropped and counted in `repeated`.
+- a second answer to the same request is dropped and counted in `repeated`.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ POLL_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Silence:
-    """Why a site has given no answer, in one sentence."""
+    """Why a site has not answered, in one sentence."""
 
     reason: str
 
@@ -41,7 +41,7 @@ class Exchange(Protocol):
 
 Deliver = Callable[[bytes | Silence], None]
 Send = Callable[[str, bytes, Deliver], None]
-"""Sends one site its request and returns at once; calls `deliver` when there is an answer, or a reason for none."""
+"""Sends one site its request and returns at once; calls `deliver` with the answer, or with why there is none."""
 
 
 @dataclass(eq=False)
@@ -54,7 +54,7 @@ class _Opened:
 
 
 class PendingRequests:
-    """What all engines share: who owes an answer, and which answers come too late or once too often."""
+    """What all engines share: which sites owe an answer, and which answers are late or repeated."""
 
     def __init__(self) -> None:
         self.late, self.repeated = Counter[str](), Counter[str]()
@@ -79,7 +79,7 @@ class PendingRequests:
             if owed is mine:
                 send(site, request, partial(self._deliver, site, mine))
             else:
-                answers[site] = Silence(f"it is still at work on round {owed.round + 1}")
+                answers[site] = Silence(f"it is still working on round {owed.round + 1}")
         while len(answers) < len(requests) and time.monotonic() < ends:
             check()
             with contextlib.suppress(queue.Empty):

@@ -1,7 +1,7 @@
 """The coordinator on NVIDIA FLARE: a controller that conducts the run, in FLARE's job process.
 
 A job is disposable: all state lies in our run folder and at the sites, so whatever kills a job, the supervisor submits
-the next one and the run goes on from its last finished round.
+the next one and the run resumes from its last finished round.
 """
 
 from collections.abc import Mapping
@@ -24,12 +24,12 @@ from promptfed.sites.settings import read_federation
 TASK = "work"  # the only task there is
 
 
-class Aborted(Exception):  # noqa: N818  (someone has ended the job, which is no error)
+class Aborted(Exception):  # noqa: N818  (ending a job is not an error)
     """The job is being ended."""
 
 
 class FlareExchange:
-    """Sends every site a task of its own. A task stands until its site answers, so a late answer is seen as such."""
+    """Sends every site a task of its own. A task stays open until its site answers, so late answers are recognised."""
 
     def __init__(self, controller: "Conductor", fl_ctx: FLContext, abort: Signal, patience: float) -> None:
         self.pending = PendingRequests()
@@ -71,16 +71,16 @@ class Conductor(Controller):  # type: ignore[misc]
         self._exchange: FlareExchange | None = None
 
     def start_controller(self, fl_ctx: FLContext) -> None:
-        """Do nothing: the run folder has all there is."""
+        """Do nothing: all state is in the run folder."""
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        """Run what is left of the run."""
+        """Run the remaining rounds."""
         federation = read_federation(self.federation)
         self._exchange = FlareExchange(self, fl_ctx, abort_signal, federation.patience_seconds)
         try:
             conduct(self.folder, federation, self._exchange, lambda line: None)
         except Aborted:
-            self.log_info(fl_ctx, "the job is ended; the run can go on in another one")
+            self.log_info(fl_ctx, "the job has ended; the run can continue in another one")
         except Busy as error:
             self.log_info(fl_ctx, str(error))
         except PromptFedError as error:
@@ -88,12 +88,12 @@ class Conductor(Controller):  # type: ignore[misc]
             self.log_error(fl_ctx, str(error))
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
-        """Do nothing: every finished round is saved already."""
+        """Do nothing: every finished round is already saved."""
 
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
     ) -> None:
-        """Drop and count an answer to a request that does not stand: it was answered before."""
-        self.log_info(fl_ctx, f"an answer of {client.name} to no standing request was dropped")
+        """Drop and count an answer to a request that is not pending: it was answered before."""
+        self.log_info(fl_ctx, f"an answer of {client.name} to a request that was not pending was dropped")
         if self._exchange is not None:
             self._exchange.repeated[client.name] += 1

@@ -1,4 +1,4 @@
-"""A site on NVIDIA FLARE: an executor that hands every request to the site's worker, in FLARE's job process."""
+"""A site on NVIDIA FLARE: an executor that passes every request to the site's worker, in FLARE's job process."""
 
 import os
 import threading
@@ -17,14 +17,14 @@ POLL_SECONDS = 0.1
 
 
 class Site(Executor):  # type: ignore[misc]
-    """Hands requests to the site's worker, a child process: whatever kills that one, this one survives."""
+    """Passes requests to the site's worker, a child process whose death this process survives."""
 
     def __init__(self) -> None:
         super().__init__()
         self._child: Child | None = None
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        """Return the worker's answer, or the reason for none."""
+        """Return the worker's answer, or why there is none."""
         reply = Shareable()
         try:
             child = self._worker(fl_ctx)

@@ -1,7 +1,7 @@
-"""Kits: what each party of a federation needs to be recognised, made by NVIDIA FLARE's provisioning.
+"""Kits: the keys and certificates of each party of a federation, made by NVIDIA FLARE's provisioning.
 
 FEDERATION/fed.toml             who takes part
-FEDERATION/kits/SITE.zip        what the site SITE is given, by a safe way: it holds its private key
+FEDERATION/kits/SITE.zip        the kit for the site SITE, with its private key: send it over a secure channel
 FEDERATION/kits/coordinator/    the server's own
 FEDERATION/kits/admin/          what the supervisor submits jobs with
 FEDERATION/ca/                  the authority's key; whoever has it can make kits
@@ -29,7 +29,7 @@ RIGHTS = ("submit_job", "clone_job", "manage_job", "download_job", "view", "oper
 
 
 def require_flare() -> None:
-    """Say which extra is missing, if it is."""
+    """Refuse to continue, naming the missing extra, if FLARE is not installed."""
     try:
         import nvflare  # noqa: F401
     except ImportError as error:
@@ -41,7 +41,7 @@ def provision(source: Path, folder: Path) -> Federation:
     require_flare()
     federation = read_federation(source)
     if folder.exists() and any(folder.iterdir()):
-        raise PromptFedError(f"{folder} is not empty; choose another --out, or remove it to make all kits anew.")
+        raise PromptFedError(f"{folder} is not empty; choose another --out, or remove it to make all kits again.")
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     write_json(folder / "project.yml", _project(federation))  # JSON is YAML
@@ -101,18 +101,18 @@ def _run_provisioning(folder: Path) -> None:
 def unpack(kit: Path) -> Path:
     """Return the kit's folder; a zip is unpacked beside itself, once."""
     if not kit.exists():
-        raise PromptFedError(f"There is no kit {kit}.")
+        raise PromptFedError(f"The kit {kit} does not exist.")
     if kit.is_file() and zipfile.is_zipfile(kit):
         with zipfile.ZipFile(kit) as archive:
             top = {name.partition("/")[0] for name in archive.namelist()}
             if len(top) != 1 or any(".." in Path(name).parts or name.startswith("/") for name in archive.namelist()):
-                raise PromptFedError(f"{kit} is no kit of a site.")
+                raise PromptFedError(f"{kit} is not a site's kit.")
             folder = kit.parent / top.pop()
             if not folder.exists():
                 archive.extractall(kit.parent)
         kit = folder
     if not (kit / "site.json").is_file():
-        raise PromptFedError(f"{kit} is no kit of a site: it holds no site.json.")
+        raise PromptFedError(f"{kit} is not a site's kit: it has no site.json.")
     for key in kit.glob("startup/*.key"):
         key.chmod(0o600)
     return kit

@@ -9,8 +9,9 @@
                                       of who is gone a share of its private key
 
 The secrets live in the memory of the site's worker and serve for one answer and one opening. A session that fails is
-begun anew with fresh ones; but once sites have been asked to reveal, the round has no other sum than that of the same
-sites: two sums that differ by one site would tell its answer. `promptfed.guards.secure` has the protocol itself.
+repeated with new ones; but once sites have been asked to reveal, the round has no other sum than that of the same
+sites: two sums that differ by one site would reveal its answer. The protocol itself is in
+`promptfed.federation.guards.secure`.
 """
 
 import secrets
@@ -91,7 +92,7 @@ class Masks:
         wire.check(message.tree, {"keys": (torch.uint8, (len(members), KEYS))})
         keys = {member: _keys(row) for member, row in zip(members, message.tree["keys"], strict=True)}
         if keys.get(self.client) != secure.public(self.own) or len(members) < 2:
-            raise Refused("an answer is not hidden among these sites")
+            raise Refused("these sites are too few to hide an answer")
         self.keys = keys
         sealed = secure.share(self.own, keys, self.threshold)
         return Message({}, {"sealed": _bytes([sealed[member] for member in members])})
@@ -144,17 +145,17 @@ class Masks:
 def _members(given: object, known: Sequence[int] | Mapping[int, Keys] | range) -> list[int]:
     """Return the named clients, if they are some of those known, each once, in ascending order."""
     if not isinstance(given, list) or any(type(one) is not int or one not in known for one in given):
-        raise Refused("it names clients that are not there")
+        raise Refused("it names unknown clients")
     if sorted(set(given)) != given:
-        raise Refused("it names clients twice or in no order")
+        raise Refused("it names clients twice or out of order")
     return given
 
 
 # -- the coordinator ---------------------------------------------------------------------------------------------------
 
 
-class Unfinished(Exception):  # noqa: N818  (the round is begun anew)
-    """A session that came to nothing; the sentence says why."""
+class Unfinished(Exception):  # noqa: N818  (the round is repeated)
+    """A session that failed; the sentence says why."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ class MaskingSession:
 
     def __init__(self, messenger: Messenger, round: int, guard: SecureSum, enough: int) -> None:  # noqa: A002
         self.messenger, self.round, self.guard = messenger, round, guard
-        self.enough = max(2, enough)  # nobody is hidden alone
+        self.enough = max(2, enough)  # one answer alone is not hidden
         self.name = secrets.token_hex(16)
         self.keys: dict[int, Keys] = {}  # of all who began
         self.sealed: dict[int, Tensor] = {}  # of who has shared, a row per key
@@ -241,7 +242,7 @@ class MaskingSession:
     def _check_keys(self, site: str, answer: Message) -> None:
         wire.check(answer.tree, {"keys": (torch.uint8, (KEYS,))})
         if not secure.sound(_keys(answer.tree["keys"])):
-            raise Refused("its keys are no keys")
+            raise Refused("its keys are not valid")
 
     def _check_unopened(self, site: str, answer: Message) -> None:
         wire.check(answer.tree, {})
@@ -257,7 +258,5 @@ class MaskingSession:
     def _ask(self, asked: Mapping[int, Message], checked: Checked, enough: int) -> dict[int, Message]:
         found = self.messenger.gather(asked, 0, checked, self.round)
         if len(found) < enough:
-            raise Unfinished(
-                f"{len(found)} of {enough} sites have got as far as {next(iter(asked.values())).head['kind']}"
-            )
+            raise Unfinished(f"{len(found)} of {enough} sites reached step {next(iter(asked.values())).head['kind']}")
         return found

@@ -1,4 +1,4 @@
-"""Asks sites until enough of them have given an answer that can be used, and remembers what else came."""
+"""Asks sites until enough of them have given a valid answer, and records everything else that happened."""
 
 import secrets
 import time
@@ -11,13 +11,13 @@ from promptfed.sites.exchange import Exchange, Silence
 from promptfed.sites.settings import Federation
 from promptfed.sites.wire import Header, Message, NotFinite, Refused
 
-RETRY_SECONDS = 0.5  # between two askings of a round with too few answers
-MOST_LETTERS = 300  # of what a site says is wrong
+RETRY_SECONDS = 0.5  # between two attempts at a round with too few answers
+MOST_LETTERS = 300  # of a site's error message
 
 
 @dataclass(frozen=True)
 class RunHeader:
-    """What every request of a run says: which run, by which recipe, with which classes."""
+    """What every request of a run repeats: the run, its recipe and its classes."""
 
     run: str
     recipe: str
@@ -26,7 +26,7 @@ class RunHeader:
 
 @dataclass
 class Events:
-    """What a round met besides answers, by site."""
+    """What happened in a round besides valid answers, by site."""
 
     silent: dict[str, str] = field(default_factory=dict)
     refused: dict[str, list[str]] = field(default_factory=dict)
@@ -37,7 +37,7 @@ Checked = Callable[[str, Message], None]
 
 
 class Messenger:
-    """Asks sites until enough of them have given an answer that can be used."""
+    """Asks sites until enough of them have given a valid answer."""
 
     def __init__(self, exchange: Exchange, federation: Federation, header: RunHeader) -> None:
         self.exchange, self.federation, self.header = exchange, federation, header
@@ -52,7 +52,7 @@ class Messenger:
         checked: Checked,
         round: int,  # noqa: A002
     ) -> dict[int, Message]:
-        """Return the good answers by client; ask again while there are fewer than `needed` and there is hope."""
+        """Return the valid answers by client; ask again while there are fewer than `needed` and more may come."""
         sites, good, diverged = self.federation.sites, dict[int, Message](), set[str]()
         ends = time.monotonic() + self.federation.patience_seconds
         while True:
@@ -84,19 +84,19 @@ class Messenger:
             self.wait(ends, f"Round {round + 1} has {len(good)} of the {needed} answers it needs")
 
     def wait(self, ends: float, trouble: str) -> None:
-        """Wait a moment before sites are asked again, or give up if patience has ended."""
+        """Wait a moment before asking again, or give up if the patience is exhausted."""
         if time.monotonic() > ends:
             patience = self.federation.patience_seconds
             raise PromptFedError(f"{trouble} after {patience:g} seconds: {self.complaints()}")
         time.sleep(RETRY_SECONDS)
 
     def complaints(self) -> str:
-        """Say what was wrong, site by site."""
+        """Return what was wrong, site by site."""
         said = self.events.silent | {site: reasons[-1] for site, reasons in self.events.refused.items()}
         return " ".join(f"{site}: {reason}." for site, reason in sorted(said.items()))
 
     def take_events(self) -> Events:
-        """Return what has happened since this was last asked."""
+        """Return what has happened since the last call."""
         events, self.events = self.events, Events()
         return events
 
@@ -112,27 +112,27 @@ class Messenger:
         return Message(common | message.head, message.tree)
 
     def _opened(self, site: str, data: bytes, request: Header, checked: Checked) -> Message:
-        """Return the answer if it is one to this very request, and sound."""
+        """Return the answer if it belongs to this very request and is valid."""
         answer = wire.unpack(data, self.limit)
         for key in ("run", "round", "nonce", "kind", "site"):
             if answer.head.get(key) != request[key]:
-                raise Refused(f"its {key} is not the request's: a replayed or forged answer")
+                raise Refused(f"its {key} differs from the request's: a replayed or forged answer")
         if "error" in answer.head:
             raise Refused(f"it says: {_printable(str(answer.head['error']))}")
         checked(site, answer)
         return answer
 
     def _count_dropped(self) -> None:
-        """Note the answers that were dropped since this was last done."""
+        """Record the answers that were dropped since the last call."""
         for site, count in self.exchange.late.items():
             if more := count - self._late.get(site, 0):
                 self.events.late[site] = self.events.late.get(site, 0) + more
         for site, count in self.exchange.repeated.items():
             if more := count - self._repeated.get(site, 0):
-                self.events.refused.setdefault(site, []).extend(["it gave an answer to no standing request"] * more)
+                self.events.refused.setdefault(site, []).extend(["it answered a request that was not pending"] * more)
         self._late, self._repeated = dict(self.exchange.late), dict(self.exchange.repeated)
 
 
 def _printable(text: str) -> str:
-    """Return a site's words fit for a terminal: no control characters, and not too many."""
+    """Return a site's message for a terminal: without control characters, and shortened."""
     return "".join(letter for letter in text[:MOST_LETTERS] if letter.isprintable())

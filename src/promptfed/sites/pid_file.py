@@ -1,4 +1,4 @@
-"""Files that name the process at work: it holds them while it lives, so a number left behind misleads nobody."""
+"""Files that name a running process: it locks them while it lives, so a stale number is harmless."""
 
 import fcntl
 import os
@@ -9,7 +9,7 @@ from typing import IO
 
 
 def acquire(file: IO[str], *, shared: bool = False) -> None:
-    """Hold an open file and write this process into it; BlockingIOError if another holds it, unless all share it."""
+    """Lock an open file and write this process's number into it; BlockingIOError if it is locked and not shared."""
     fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX | fcntl.LOCK_NB)
     file.truncate(0)
     file.write(str(os.getpid()))
@@ -18,14 +18,14 @@ def acquire(file: IO[str], *, shared: bool = False) -> None:
 
 @contextmanager
 def watching(path: Path) -> Iterator[None]:
-    """Hold the file beside anyone else who watches, so that `running` finds one of them."""
+    """Hold the file together with any other watcher, so that `running` finds one of them."""
     with path.open("a+") as file:
         acquire(file, shared=True)
         yield
 
 
 def running(path: Path) -> int | None:
-    """Return the process that holds the file, if one does."""
+    """Return the process that holds the file, if any."""
     if not path.exists():
         return None
     with path.open("r+") as file:

@@ -17,17 +17,16 @@ from promptfed.federation.fleet import Download, Fitted
 from promptfed.results.folder import names
 from promptfed.sites import masking, wire
 from promptfed.sites.client_run import ClientRun
+from promptfed.sites.introductions import MOST
 from promptfed.sites.masking import MASKED, MaskingSession, OpenedSum, Unfinished
 from promptfed.sites.messenger import Checked, Messenger
 from promptfed.sites.protocol import join_parts, pick_part, version
 from promptfed.sites.wire import Message, Refused, Shapes
 
-MOST = 2**40  # images, or the weight of a site: more is nonsense
-
 
 @dataclass(frozen=True)
 class Expected:
-    """What sound answers look like: learned by letting the method work on blank images here."""
+    """What valid answers look like: learned by running the method on blank images here."""
 
     fit: Shapes
     evaluate: Shapes
@@ -45,7 +44,7 @@ class Expected:
 
     @property
     def up(self) -> Tree:
-        """Return a tree as a site's answer is, of zeros."""
+        """Return a tree of zeros in the form of a site's answer."""
         return {name: torch.zeros(shape, dtype=dtype) for name, (dtype, shape) in pick_part(self.fit, "up").items()}
 
     @property
@@ -56,7 +55,7 @@ class Expected:
 
 
 class RemoteFleet:
-    """The sites as a fleet. A site that gives no sound answer in time has not taken part in the round."""
+    """The sites as a fleet. A site without a valid answer in time has not taken part in the round."""
 
     def __init__(
         self, messenger: Messenger, run: ClientRun, expected: Expected, base: Callable[[int], str], folder: Path
@@ -69,7 +68,7 @@ class RemoteFleet:
         self._holds: set[int] = set()  # the clients that have what is sent once
 
     def fit(self, round: int, clients: Tensor, down: Tree, *, keep: bool = True, test: bool = True) -> Fitted:  # noqa: A002
-        """Train the clients from `down` [C, ...]; those who did it in time are in `answered`."""
+        """Train the clients from `down` [C, ...]; those that did so in time are in `answered`."""
         asked = clients.tolist()
         if keep and self.guard is not None and self.expected.up:
             return self._fit_masked(round, asked, down, test)
@@ -88,7 +87,7 @@ class RemoteFleet:
         return self._fitted(round, asked, good, up, weights, test)
 
     def _fit_masked(self, round: int, asked: list[int], down: Tree, test: bool) -> Fitted:  # noqa: A002
-        """Train the clients and learn the mean of their answers alone; a session that fails is begun anew."""
+        """Train the clients and learn only the mean of their answers; a session that fails is repeated."""
         rows = {client: tree.row(down, number) for number, client in enumerate(asked)}
         ends, barred = time.monotonic() + self.messenger.federation.patience_seconds, set[int]()
         assert self.guard is not None
@@ -102,7 +101,7 @@ class RemoteFleet:
                 return self._fitted(round, asked, done.answers, done.mean, done.weight, test)
             except Unfinished as trouble:
                 barred |= session.spoilt
-                self.messenger.wait(ends, f"Round {round + 1} cannot be summed ({trouble})")
+                self.messenger.wait(ends, f"Round {round + 1} could not be summed ({trouble})")
 
     def _attempt(self, session: MaskingSession, rows: Mapping[int, Tree], test: bool) -> OpenedSum:
         more = {"keep": True, "test": test, "session": session.name}
@@ -158,7 +157,7 @@ class RemoteFleet:
         return Message({"kind": kind, "round": round, "names": list(down), **versions, **more}, sent)
 
     def _remember(self, requests: Mapping[int, Message], good: Mapping[int, Message]) -> None:
-        """Note who now holds what is sent once; whoever failed gets it again."""
+        """Record who now has what is sent once; whoever failed gets it again."""
         self._holds = (self._holds - requests.keys()) | good.keys()
 
     def _check_fit(self, keep: bool, test: bool) -> Checked:
@@ -170,10 +169,10 @@ class RemoteFleet:
             wire.check(answer.tree, expected)
             declared = self.expected.weights[self.messenger.federation.sites.index(site)]
             if keep and not masked and float(answer.tree["weight"]) != declared:
-                raise Refused(f"its weight is {float(answer.tree['weight']):g}, at first it was {declared:g}")
+                raise Refused(f"its weight is {float(answer.tree['weight']):g}, but it declared {declared:g}")
             images: Any = answer.head.get("images")
             if type(images) is not int or not 0 <= images < MOST:
-                raise Refused("it does not say how many images it has used")
+                raise Refused("it does not say how many images it used")
             _check_sums(answer.tree)
 
         return check
@@ -189,7 +188,7 @@ class RemoteFleet:
 
 
 def _check_sums(answer: Tree) -> None:
-    """Refuse counts that cannot be."""
+    """Refuse impossible counts."""
     sums = pick_part(answer, "tested")
     if "count" in sums and "correct" in sums and not 0 <= float(sums["correct"]) <= float(sums["count"]):
-        raise Refused(f"it counts {float(sums['correct']):g} right answers of {float(sums['count']):g}")
+        raise Refused(f"it counts {float(sums['correct']):g} correct predictions of {float(sums['count']):g}")

@@ -16,14 +16,14 @@ class Federation:
 
     sites: tuple[str, ...]
     name: str = "promptfed"
-    coordinator: str = "localhost"  # the host name the sites reach it by; its certificate says so
+    coordinator: str = "localhost"  # the host name under which sites reach it, as in its certificate
     port: Count = 8002
     admin_port: Count = 8003
     classes: tuple[str, ...] = ()  # needed where not every site has images of every class
-    min_sites: Whole = 0  # answers without which a round does not count; 0: all
+    min_sites: Whole = 0  # answers that a round needs to count; 0: all
     round_seconds: Positive = 3600.0  # a round closes at this deadline with those who answered
-    patience_seconds: Positive = 86400.0  # how long a round with too few answers is asked again
-    answer_mb: Positive = 1024.0  # the largest answer that is read
+    patience_seconds: Positive = 86400.0  # how long a round with too few answers is repeated
+    answer_mb: Positive = 1024.0  # the largest answer that is accepted
 
     @property
     def needed(self) -> int:
@@ -42,7 +42,7 @@ def read_federation(path: Path) -> Federation:
     except OSError as error:
         raise PromptFedError(f"The federation {path} cannot be read: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise PromptFedError(f"The federation {path} is no valid TOML: {error}.") from error
+        raise PromptFedError(f"The federation {path} is not valid TOML: {error}.") from error
     return make_federation(content, str(path))
 
 
@@ -56,10 +56,10 @@ def make_federation(content: dict[str, object], where: str) -> Federation:
         raise PromptFedError(f'{where} names no sites; write for example sites = ["north", "south"].')
     for name in (*made.sites, made.name):
         if not NAME.fullmatch(name):
-            raise PromptFedError(f'"{name}" in {where} is no good name: use small letters, digits and inner hyphens.')
+            raise PromptFedError(f'"{name}" in {where} is not a valid name; use a-z, 0-9 and inner hyphens.')
     for key in ("port", "admin_port"):
         if getattr(made, key) > MOST_PORT:
-            raise PromptFedError(f"{key}={getattr(made, key)} in {where} is no port; ports go up to {MOST_PORT}.")
+            raise PromptFedError(f"{key}={getattr(made, key)} in {where} is too high; ports end at {MOST_PORT}.")
     if made.port == made.admin_port:
         raise PromptFedError(f"port and admin_port in {where} are both {made.port}; each needs its own.")
     if len(set(made.classes)) < len(made.classes):

@@ -1,4 +1,4 @@
-"""Sees runs through: submits job after job to the server until a run is finished."""
+"""Supervises runs: submits job after job to the server until a run is finished."""
 
 import contextlib
 import io
@@ -31,7 +31,7 @@ MAX_FRUITLESS_JOBS = 5  # jobs in a row that may end without a finished round
 
 @dataclass(frozen=True)
 class Presence:
-    """Who is connected, and which of them say that they have no job."""
+    """The connected sites, and those of them that have no job."""
 
     connected: frozenset[str]
     idle: frozenset[str]
@@ -48,7 +48,7 @@ def connected(home: Path) -> frozenset[str] | None:
 
 
 class AdminSession:
-    """The admin session with the server, made anew whenever it is lost."""
+    """The admin session with the server, reopened whenever it is lost."""
 
     def __init__(self, home: Path, say: Say = lambda sentence: None) -> None:
         self.home, self.say = home, say
@@ -57,7 +57,7 @@ class AdminSession:
         logging.getLogger().addHandler(logging.NullHandler())  # else every lost connection fills the screen
 
     def presence(self, patient: bool = True) -> Presence | None:
-        """Return who is connected and who is idle; None if the server is not there and nobody wants to wait for it."""
+        """Return who is connected and who is idle; None if the server does not answer and `patient` is false."""
 
         def look(session: Any) -> Presence:
             there = {client.name for client in session.get_system_info().client_info}
@@ -70,7 +70,7 @@ class AdminSession:
         return found
 
     def command(self, work: Callable[[Any], Any], patient: bool = True) -> Any:
-        """Do something with the session; while the server is not there, wait for it, or return None."""
+        """Do something with the session; while the server does not answer, wait for it, or return None."""
         kits.require_flare()
         from nvflare.fuel.flare_api import api_spec
         from nvflare.fuel.flare_api.flare_api import new_secure_session
@@ -90,7 +90,7 @@ class AdminSession:
                         self._session = new_secure_session(kits.ADMIN, admin, timeout=10)
                 return work(self._session)
             except hopeless as error:
-                raise PromptFedError(f"The server refuses: {error}.") from error
+                raise PromptFedError(f"The server refused: {error}.") from error
             except Exception as error:  # the session raises many other kinds, all of which mean: not now
                 self.close()
                 if not patient:
@@ -109,7 +109,7 @@ class AdminSession:
 
 
 class Supervisor:
-    """Sees one run through: submits a job, watches it, and submits the next one if it was lost."""
+    """Supervises one run: submits a job, watches it, and submits the next one if it was lost."""
 
     def __init__(self, home: Path, folder: Path, say: Say, show_round: Callable[[dict[str, Any]], None]) -> None:
         self.home, self.folder, self.say, self.show_round = home.resolve(), folder.resolve(), say, show_round
@@ -148,7 +148,7 @@ class Supervisor:
         return read_summary(self.folder) if (self.folder / names.SUMMARY).exists() else None
 
     def show(self) -> None:
-        """Show the rounds that were finished since."""
+        """Show the rounds that have finished since the last call."""
         path = self.folder / names.ROUNDS
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         for line in lines[self._lines :]:
@@ -157,11 +157,11 @@ class Supervisor:
                 self._lines += 1
 
     def _at_work(self) -> int | None:
-        """Return the process that conducts the run, if one does."""
+        """Return the process that conducts the run, if there is one."""
         return running(self.folder / names.LOCK)
 
     def _submit(self, seconds: float) -> None:
-        """Wait until enough sites are there, then submit the next job and give it so long to begin."""
+        """Wait until enough sites are connected, then submit the next job and give it `seconds` to begin."""
         told = False
         while missing := self._missing():
             if not told:
@@ -177,9 +177,9 @@ class Supervisor:
             time.sleep(0.1)
 
     def _missing(self) -> frozenset[str]:
-        """Return who is not there, if a job needs more: the first one everyone but newcomers, then as many as a round.
+        """Return the missing sites: the first job needs all but the newcomers, later ones as many as a round.
 
-        Newcomers are waited for inside a job, when their rounds have come.
+        A job waits for newcomers itself, once their rounds have come.
         """
         presence, founders = self.session.presence(), self._founders()
         there = presence.connected if presence is not None else frozenset[str]()
@@ -235,7 +235,7 @@ class Supervisor:
         return folder
 
     def _watch(self) -> None:
-        """Return when the job is no longer at work; end it if a site is back that is no part of it."""
+        """Return once the job is no longer running; end it if a site is back that does not belong to it."""
         looked = absent = 0.0
         began = time.monotonic()
         while self._at_work():
@@ -251,11 +251,11 @@ class Supervisor:
             idle = presence.idle
             absent = absent + 1 if idle else 0
             if absent >= 2 and self._at_work() and not self._over():
-                self.say(f"{', '.join(sorted(idle))} is back; the run goes on in a new job.")
+                self.say(f"{', '.join(sorted(idle))} is back; the run continues in a new job.")
                 self._end_job()
 
     def _forget_job(self) -> None:
-        """Tell the server to end the last job, whatever it thinks has become of it."""
+        """Tell the server to end the last job, whatever state it believes the job is in."""
         path = self.folder / names.JOB
         if path.exists():
             job = json.loads(path.read_text(encoding="utf-8"))["job"]
@@ -263,7 +263,7 @@ class Supervisor:
                 self.session.command(lambda session: session.abort_job(job), patient=False)
 
     def _end_job(self) -> None:
-        """End the job at work: by its server, or, if that has forgotten it, by its process."""
+        """End the running job: through the server, or, if that has lost track of it, through its process."""
         self._forget_job()
         ends = time.monotonic() + 15
         while self._at_work() and time.monotonic() < ends:

@@ -66,16 +66,16 @@ class Terms:
 
 
 def read_terms(path: Path) -> Terms:
-    """Read an owner's terms and refuse what is none of them: a term that is misspelt would protect nobody."""
+    """Read an owner's terms and refuse unknown keys: a misspelt term would not protect anyone."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise PromptFedError(f"The terms {path} cannot be read: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise PromptFedError(f"The terms {path} are no valid TOML: {error}.") from error
+        raise PromptFedError(f"The terms {path} are not valid TOML: {error}.") from error
     limits = content.pop("guards", {})
     if not isinstance(limits, dict):
-        raise PromptFedError(f"guards in {path} is no table; write [guards] and a line for each key.")
+        raise PromptFedError(f"guards in {path} is not a table; write [guards] and a line for each key.")
     for kind, given in ((Terms, content), (Limits, limits)):
         known = [field.name for field in fields(kind)]
         for key in given:

@@ -1,4 +1,4 @@
-"""Keeps a party's parent process up, the server's or a site's: one at a time, started again whenever it dies."""
+"""Keeps the parent process of the server or of a site running: one at a time, restarted whenever it dies."""
 
 import contextlib
 import math
@@ -16,10 +16,10 @@ from promptfed.sites import kits
 from promptfed.sites.pid_file import acquire
 
 RESTART_SECONDS = 1.0
-END_SECONDS = 8.0  # a parent process gets to end by itself
+END_SECONDS = 8.0  # a parent process has this long to end by itself
 LOOK_SECONDS = 1.0  # between two looks into a party's log
 UNTRUSTED = b"certificate verify failed"
-FREE_SECONDS = 3.0  # a process that was just ended gets to let go of its port
+FREE_SECONDS = 3.0  # a process that just ended has this long to release its port
 
 Say = Callable[[str], None]
 
@@ -33,14 +33,14 @@ def keep_running(
     ports: Sequence[int] = (),
     begin: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run the party's parent process until Ctrl-C or a termination signal; start it again whenever it dies.
+    """Run the party's parent process until Ctrl-C or a termination signal; restart it whenever it dies.
 
-    If it is to listen on `ports`, they must be free at the start. `begin` is called once nobody else keeps it up.
+    The `ports` it listens on must be free at the start. `begin` is called once no other watchdog holds the party.
     """
     pid_file.parent.mkdir(parents=True, exist_ok=True)
     with _alone(pid_file), _terminated() as stopping, log.open("ab") as out:
         begin()
-        _end_jobs(kit, 0.0)  # what an earlier keeper has left running, if it was killed: no party may be there twice
+        _end_jobs(kit, 0.0)  # left over from an earlier watchdog that was killed: a party must not run twice
         _require_free(ports)
         look = _watch_certificates(log, say)
         while not stopping:
@@ -60,12 +60,12 @@ def keep_running(
                 _end_group(process)
                 _end_jobs(kit, END_SECONDS if stopping else 0.0)
             if not stopping:
-                say(f"The process ended with code {process.returncode}; it is started again.")
+                say(f"The process ended with code {process.returncode}; restarting it.")
                 _wait(RESTART_SECONDS, stopping)
 
 
 def _watch_certificates(log: Path, say: Say) -> Callable[[], None]:
-    """Return what looks into the log now and then, and says once that the other side's certificate is a stranger's."""
+    """Return a function that reads the log now and then, and reports an untrusted certificate once."""
     read, due = log.stat().st_size, 0.0
 
     def look() -> None:
@@ -79,26 +79,26 @@ def _watch_certificates(log: Path, say: Say) -> Callable[[], None]:
         read += len(found)
         if UNTRUSTED in found.lower():
             due = math.inf
-            say(f"The server's certificate is none that this kit trusts: ask the coordinator for a new kit ({log}).")
+            say(f"This kit does not trust the server's certificate; ask the coordinator for a new kit ({log}).")
 
     return look
 
 
 def _require_free(ports: Sequence[int]) -> None:
-    """Refuse ports on which this machine cannot listen."""
+    """Refuse ports that are not free on this machine."""
     ends = time.monotonic() + FREE_SECONDS
     for port in ports:
         while trouble := _trouble(port):
             if time.monotonic() > ends:
                 raise PromptFedError(
-                    f"The server cannot listen on port {port}: {trouble}. End what listens there, or begin a "
-                    "federation with another port in fed.toml."
+                    f"The server cannot listen on port {port}: {trouble}. Stop the process that uses it, or "
+                    "make a federation with another port in fed.toml."
                 )
             time.sleep(0.1)
 
 
 def _trouble(port: int) -> str:
-    """Return why nobody can listen on a port now; empty if one can."""
+    """Return why a port is not free; empty if it is."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as a server does after a restart
         try:
@@ -136,7 +136,7 @@ def _alone(pid_file: Path) -> Iterator[None]:
         try:
             acquire(file)
         except BlockingIOError as error:
-            raise PromptFedError(f"It is running already, see {pid_file}.") from error
+            raise PromptFedError(f"It is already running; see {pid_file}.") from error
         try:
             yield
         finally:
@@ -145,7 +145,7 @@ def _alone(pid_file: Path) -> Iterator[None]:
 
 @contextmanager
 def _terminated() -> Iterator[list[int]]:
-    """Collect Ctrl-C and termination signals instead of dying of them."""
+    """Collect Ctrl-C and termination signals instead of being ended by them."""
     caught: list[int] = []
     before = {
         number: signal.signal(number, lambda n, _: caught.append(n)) for number in (signal.SIGINT, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What travels: one safetensors blob per message, its head in the metadata. Whatever comes in is checked before use."""
+"""Messages: one safetensors blob each, with the head in its metadata. Incoming messages are checked before use."""
 
 import json
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class Refused(PromptFedError):  # noqa: N818  (it is read as: the answer is refu
 
 
 class NotFinite(Refused):
-    """A message with a number that is not finite: asked again, a site would say the same."""
+    """A message with a number that is not finite; asking the site again would not help."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def _plain(value: torch.Tensor) -> torch.Tensor:
 
 
 def unpack(data: bytes, limit: int) -> Message:
-    """Return the message in `data`, or refuse what is larger than `limit` bytes or no message at all."""
+    """Return the message in `data`; refuse it if it is larger than `limit` bytes or not a message at all."""
     if len(data) > limit:
         raise Refused(f"it has {len(data):,} bytes, more than the {limit:,} allowed")
     try:
@@ -60,12 +60,12 @@ def unpack(data: bytes, limit: int) -> Message:
             raise Refused(f"it has format {head['format']}, this version reads {FORMAT}")
         order = head.pop("order")
         if sorted(order) != sorted(tree):
-            raise Refused("its names are not those it announces")
+            raise Refused("its names differ from those it announces")
         if strange := [name for name, value in tree.items() if value.dtype not in TYPES]:
-            raise Refused(f'"{strange[0]}" has a type of numbers that never travels')
+            raise Refused(f'"{strange[0]}" has a data type that is never sent')
         return Message(head, settled({name: tree[name] for name in order}))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
-        raise Refused("it is no message of PromptFed") from error
+        raise Refused("it is not a PromptFed message") from error
 
 
 def shapes(tree: Tree) -> Shapes:

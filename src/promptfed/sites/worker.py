@@ -1,11 +1,11 @@
 """What a site does with a request: train, test, keep its personal tree in its own folder, and log what leaves.
 
-    HOME/terms.toml                what its owner agrees to, if they wrote it
-    HOME/outbox.jsonl              a line per answer: names, shapes, bytes and norms of all that left, never a value
+    HOME/terms.toml                the owner's terms, if there are any
+    HOME/outbox.jsonl              a line per answer: names, shapes, bytes and norms of what was sent, never a value
     HOME/runs/RUN/versions/        personal trees, each named by the round and the request that made it
-    HOME/runs/RUN/answers.json, given.safetensors    with noise: how many answers it has given, and the last of them
+    HOME/runs/RUN/answers.json, given.safetensors    with noise: the number of answers given, and the last one
     HOME/runs/RUN/revealed.json    with secure aggregation: the last round it helped to sum, and of whom
-    HOME/runs/RUN/model.safetensors, model.json, report.json     what the site ends up with
+    HOME/runs/RUN/model.safetensors, model.json, report.json     the site's result
 
 A request names the version it builds on. So a round that came to nothing, a late answer, or a coordinator that went
 back to its last checkpoint leaves no trace in the site's state.
@@ -54,7 +54,7 @@ class Worker:
     _key: object = None
     _run: ClientRun | None = None
     _once: Tree = field(default_factory=dict)
-    _masks: Masks | None = None  # of the session under way
+    _masks: Masks | None = None  # of the current session
 
     def answer(self, request: bytes) -> bytes:
         """Return the answer to a request; whatever goes wrong becomes an answer too."""
@@ -67,7 +67,7 @@ class Worker:
             reply = self._work(message)
         except Refused as refusal:
             reply = Message({"error": str(refusal)}, {})
-        except Exception as error:  # a site must survive anything; details may hold private things and stay here
+        except Exception as error:  # a site must survive anything; details may be private and stay here
             log.error("%s", traceback.format_exc())
             reply = Message({"error": f"{type(error).__name__}; the site's own log has the details"}, {})
         data = wire.pack(Message(head | reply.head, reply.tree))
@@ -86,9 +86,9 @@ class Worker:
         }
         head = message.head
         if head["kind"] not in kinds or not NAME.fullmatch(head["run"]):
-            raise Refused("the request is of no known kind")
+            raise Refused("the request is of an unknown kind")
         if type(head["round"]) is not int or head["round"] < 0:
-            raise Refused("the request names no round")
+            raise Refused("the request does not name a round")
         wire.check_finite(message.tree)
         folder = self.home / "runs" / head["run"]
         folder.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ class Worker:
     def _client_run(self, head: Header, folder: Path) -> ClientRun:
         """Return this site's end of the run, built at the first request: the backbone is loaded once."""
         key, classes = (head["run"], head["recipe"], head["client"]), tuple(head["classes"] or ())
-        # the first request may leave the classes to the site, whose own they then are
+        # the first request may leave the classes open; the site then uses its own
         if self._run is None or key != self._key or classes not in ((), self._run.dataset.classes):
             if not self.foreign_methods:
                 _refuse_foreign(head["recipe"])
@@ -106,7 +106,7 @@ class Worker:
             if (self.home / terms.FILE).exists():
                 terms.read_terms(self.home / terms.FILE).check(recipe)
             if recipe.guards.get("noise") and recipe.guards["entropy"] != "system":
-                raise Refused("noise that the coordinator can work out hides nothing; set guards.entropy=system")
+                raise Refused("noise that the coordinator can compute hides nothing; set guards.entropy=system")
             dataset = own_data(self.data, recipe)
             if classes:
                 dataset = relabelled(dataset, classes)
@@ -150,7 +150,7 @@ class Worker:
         if private := sorted(up.keys() & personal.keys()):
             raise Refused(f"{private} are personal and must not leave the site")
         images, parts = run.shards.pool.seen - seen, {"tested": tree.row(fitted.tested, 0)}
-        if not head["keep"]:  # a training that is only tested: nothing of it leaves
+        if not head["keep"]:  # only tested: none of the training is sent
             return Message({"images": images}, join_parts(parts))
         noisy = self._spend(run, folder)
         _, up, weight = run.guards.protect(head["round"], torch.tensor(run.client), down, up, weight)
@@ -165,7 +165,7 @@ class Worker:
         return answer
 
     def _repeat_answer(self, folder: Path, head: Header, down: Tree) -> Message | None:
-        """Return the last noisy answer if it is asked for once more: other noise would tell more, and cost more."""
+        """Return the last noisy answer if it is requested again: new noise would reveal more, and cost more."""
         path = folder / GIVEN
         if not head["keep"] or not path.is_file():
             return None
@@ -181,7 +181,7 @@ class Worker:
     def _begin_masks(self, run: ClientRun, folder: Path, message: Message) -> Message:
         guard = masking.of_guards(run.guards)
         if guard is None:
-            raise Refused("the recipe asks for no secure aggregation")
+            raise Refused("the recipe does not ask for secure aggregation")
         self._masks = Masks.begin(message.head["session"], message.head["round"], run.client, guard)
         return self._masks.public()
 
@@ -197,13 +197,13 @@ class Worker:
         wanted = {"round": message.head["round"], "survivors": masks.survivors(message.head)}
         before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"round": -1}
         if wanted["round"] <= before["round"] and wanted != before:
-            raise Refused("it has helped to open another sum of this round")
+            raise Refused("it has already helped to open another sum of this round")
         write_json(path, wanted)
         return masks.reveal(wanted["survivors"])
 
     def _session(self, message: Message) -> Masks:
         if self._masks is None or message.head.get("session") != self._masks.session:
-            raise Refused("it does not hold the secrets of this session")
+            raise Refused("it does not have the secrets of this session")
         if message.head["round"] != self._masks.round:
             raise Refused("this session is for another round")
         return self._masks
@@ -235,7 +235,7 @@ class Worker:
         return Message({}, join_parts({"tested": sums}))
 
     def _conclude(self, run: ClientRun, folder: Path, head: Header, down: Tree, personal: Tree, sums: Tree) -> None:
-        """Write what the site ends up with: its model, and a report of its own accuracy."""
+        """Write the site's result: its model, and a report of its own accuracy."""
         params = down | personal
         if head["adapt"]:
             data = run.shards.data([run.client], head["round"], stacked=False)
@@ -249,7 +249,7 @@ class Worker:
 
     # -- what stays here ----------------------------------------------------------------------------------------------
     def _complete_download(self, run: ClientRun, folder: Path, message: Message) -> Tree:
-        """Return `down` with what came only once put back, in its old order."""
+        """Return `down` completed with what is sent only once, in its original order."""
         names, path = run.method.once, folder / "once.safetensors"
         order: list[str] = message.head["names"]
         wanted = [name for name in order if name in names]
@@ -259,7 +259,7 @@ class Worker:
             self._once = came
         elif wanted and not self._once:
             if not path.is_file():
-                raise Refused("it no longer holds what is sent only once")
+                raise Refused("it no longer has what is sent only once")
             self._once = read_tree(path)
         down = message.tree | self._once
         return tree.to(tree.pick(down, order), run.shards.pool.x.device)
@@ -267,16 +267,16 @@ class Worker:
     def _load(self, run: ClientRun, folder: Path, message: Message) -> Tree:
         """Return the personal tree the request builds on.
 
-        Versions older than the settled one are forgotten: no coordinator goes back beyond its last checkpoint.
+        Versions older than the settled one are deleted: a coordinator never goes back beyond its last checkpoint.
         """
         base, settled = str(message.head["base"]), str(message.head["settled"])
         if not run.fresh or not base:
             return run.fresh
         path = folder / "versions" / f"{base}.safetensors"
         if not NAME.fullmatch(base) or not path.is_file():
-            raise Refused(f"it does not hold version {base} of its personal state")
+            raise Refused(f"it does not have version {base} of its personal state")
         if settled > base:
-            raise Refused(f"version {settled} is younger than {base}, on which the request builds")
+            raise Refused(f"version {settled} is newer than {base}, on which the request builds")
         for other in path.parent.glob("*.safetensors"):
             if other.stem < settled:
                 other.unlink()
@@ -291,7 +291,7 @@ class Worker:
         run.store.discard()
 
     def _log(self, head: Header, sent: Tree, size: int) -> None:
-        """Note what leaves: the head as it is, and of tensors names, shapes and norms, never their values."""
+        """Record what is sent: the head as it is, and names, shapes and norms of tensors, never their values."""
         tensors = {
             name: {"shape": list(value.shape), "bytes": tree.nbytes({name: value}), "norm": _norm(value)}
             for name, value in sent.items()
@@ -309,22 +309,22 @@ def _refuse_foreign(text: str) -> None:
     try:
         method = tomllib.loads(text).get("method", {})
     except tomllib.TOMLDecodeError as error:
-        raise Refused("the recipe is no valid TOML") from error
+        raise Refused("the recipe is not valid TOML") from error
     name = method.get("name", "") if isinstance(method, dict) else method
     if ":" in str(name):
         raise Refused(f"method {name} is not PromptFed's own; this site runs no other code")
 
 
 def _pin(path: Path, text: str) -> None:
-    """Refuse another recipe than the run began with: its guards are what the site agreed to."""
+    """Refuse a recipe other than the one the run began with: the site agreed to its guards."""
     if not path.exists():
         write_text(path, text)
     elif path.read_text(encoding="utf-8") != text:
-        raise Refused("this run began with another recipe, and keeps it")
+        raise Refused("this run began with another recipe, which cannot change")
 
 
 def _key(head: Header, down: Tree) -> str:
-    """Return what tells one request for training from another, whoever asks and however often."""
+    """Return a fingerprint of a training request, the same whenever it is repeated."""
     found = hashlib.sha256(json.dumps([head["round"], head["base"], head["test"]]).encode())
     for name, value in down.items():
         found.update(name.encode() + value.cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())

@@ -23,7 +23,7 @@ def main() -> None:
     for name in ("site", "home", "data", "device"):
         parser.add_argument(f"--{name}", required=True)
     given: Any = parser.parse_args()
-    # whatever a library prints must not end up between the answers
+    # what libraries print must not be mixed with the answers
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def _replace_predecessor(lock: IO[str]) -> None:
-    """Become the site's only worker: one of a job that has been given up is ended."""
+    """Become the site's only worker: the worker of an abandoned job is ended."""
     while True:
         try:
             acquire(lock)

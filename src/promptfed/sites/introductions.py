@@ -1,0 +1,77 @@
+"""What sites say about themselves before their first round: asked once, checked, and kept in the run folder."""
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from promptfed.core.errors import PromptFedError
+from promptfed.core.files import write_json
+from promptfed.results.folder.record import Line
+from promptfed.sites.messenger import RETRY_SECONDS, Messenger
+from promptfed.sites.wire import Message, Refused
+
+MOST = 2**40  # images, or the weight of a site: more is nonsense
+
+
+def introduce(path: Path, messenger: Messenger, clients: range, others: Line | None = None) -> Line:
+    """Return what sites say about themselves: asked before their first round, then read from `path`.
+
+    They must agree with each other, and with `others` if some have come before them.
+    """
+    if path.exists():
+        known: Line = json.loads(path.read_text(encoding="utf-8"))
+        return known
+    answers, names = _ask(messenger, clients, "continue" if others else "begin"), messenger.federation.sites
+    first: Line = others or answers[0].head
+    _check_agreement(answers, first, names)
+    sites: Line = {
+        "classes": first["classes"],
+        "shape": first["shape"],
+        "weights": [float(answer.tree["weight"]) for answer in answers.values()],
+        "sites": {
+            names[client]: {key: answer.head.get(key) for key in ("train", "test")}
+            for client, answer in answers.items()
+        },
+    }
+    write_json(path, sites)
+    return sites
+
+
+def _ask(messenger: Messenger, clients: range, doing: str) -> dict[int, Message]:
+    """Return the clients' introductions, in order; wait for those that are not there yet."""
+    asked = {client: Message({"kind": "hello", "round": 0}, {}) for client in clients}
+    answers, ends = dict[int, Message](), time.monotonic() + messenger.federation.patience_seconds
+    while len(answers) < len(asked):
+        missing = {client: message for client, message in asked.items() if client not in answers}
+        answers |= messenger.gather(missing, 0, _check, 0)
+        if messenger.events.refused or (len(answers) < len(asked) and time.monotonic() > ends):
+            raise PromptFedError(f"The run cannot {doing}: {messenger.complaints()}")
+        if len(answers) < len(asked):
+            time.sleep(RETRY_SECONDS)
+    return dict(sorted(answers.items()))
+
+
+def _check(site: str, answer: Message) -> None:
+    """Refuse an introduction that is incomplete or impossible."""
+    classes, shape = answer.head.get("classes"), answer.head.get("shape")
+    if not (isinstance(classes, list) and classes and all(isinstance(name, str) for name in classes)):
+        raise Refused("it does not name its classes")
+    if not (isinstance(shape, list) and len(shape) == 2 and all(type(side) is int for side in shape)):
+        raise Refused("it does not say how large its images are")
+    weight = answer.tree.get("weight")
+    if weight is None or weight.ndim or weight.dtype != torch.float32 or not 0 < float(weight) < MOST:
+        raise Refused("its weight is not a positive number")
+
+
+def _check_agreement(answers: Mapping[int, Message], first: Line, names: tuple[str, ...]) -> None:
+    """Refuse sites whose classes or image sizes differ."""
+    for client, answer in answers.items():
+        for key, what in (("classes", "classes"), ("shape", "image size")):
+            if answer.head[key] != first[key]:
+                raise PromptFedError(
+                    f"{names[client]} and {names[0]} differ in their {what}: {answer.head[key]} and {first[key]}; "
+                    + ("name all classes in fed.toml." if key == "classes" else "set data.size in the recipe.")
+                )
