@@ -16,7 +16,7 @@ LINE = {
     "received": {"mean": 0.5},
     "sites": {
         "silent": {"south": "it is not connected"},
-        "refused": {"west": ["it is no message"]},
+        "refused": {"west": ["it is not a message"]},
         "late": {"south": 1},
     },
     "traffic": {"down_bytes": 1500, "up_bytes": 1500},
@@ -105,6 +105,6 @@ def test_accuracy_is_told_with_what_was_received() -> None:
 
 def test_a_round_is_told_in_one_line() -> None:
     assert describe_round(LINE, ("north", "south", "west")) == (
-        "round 3 · accuracy 50.0 % · 2 of 3 sites · south: it is not connected · west refused: it is no message · "
+        "round 3 · accuracy 50.0 % · 2 of 3 sites · south: it is not connected · west refused: it is not a message · "
         "south: 1 late · 3 kB · 0.2 s"
     )

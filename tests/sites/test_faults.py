@@ -161,7 +161,7 @@ def test_a_site_that_has_lost_its_personal_state_says_so(tmp_path: Path) -> None
     coordinator.conduct(out, federation, exchange(tmp_path), lose)
     assert [line["clients"] for line in lines(out)] == [[0, 1, 2], [0, 2], [0, 2]]
     told: Any = lines(out)[1]["sites"]
-    assert told["refused"]["south"][0].startswith("it says: it does not hold version 000001-")
+    assert told["refused"]["south"][0].startswith("it says: it does not have version 000001-")
 
 
 @pytest.mark.slow

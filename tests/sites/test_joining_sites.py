@@ -93,7 +93,7 @@ def test_a_newcomer_that_never_comes_ends_the_run_with_a_sentence(tmp_path: Path
 
     federation = Federation(("north", "south", "west"), patience_seconds=0.1)
     out, _ = begin(tmp_path, "fedavg", *WORDS, federation=federation)
-    with pytest.raises(PromptFedError, match=r"^The run cannot go on: west: it is not connected\."):
+    with pytest.raises(PromptFedError, match=r"^The run cannot continue: west: it is not connected\."):
         coordinator.conduct(out, federation, exchange(tmp_path, absent), ignore)
     assert len(lines(out)) == 2
 

@@ -128,17 +128,17 @@ def test_a_site_that_starts_anew_in_a_session_drops_out_of_it(tmp_path: Path) ->
     assert told["refused"] == {"south": ["it says: it does not have the secrets of this session"]}
 
 
-def test_too_few_to_hide_among_begin_the_round_anew_and_at_last_give_up(tmp_path: Path) -> None:
+def test_too_few_to_hide_among_repeat_the_round_and_at_last_give_up(tmp_path: Path) -> None:
     federation = Federation(NAMES, min_sites=1, patience_seconds=0.1)
     out, _ = begin(tmp_path, "fedavg", SECURE, federation=federation)
     absent = away({"south": {1}, "west": {1}})
-    with pytest.raises(PromptFedError, match=r"^Round 2 cannot be summed \(1 of 2 sites have got as far as keys\)"):
+    with pytest.raises(PromptFedError, match=r"^Round 2 could not be summed \(1 of 2 sites reached step keys\)"):
         coordinator.conduct(out, federation, exchange(tmp_path, absent), ignore)
     assert len(lines(out)) == 1
 
 
 @pytest.mark.parametrize("lost", [(), ("west",)], ids=str)
-def test_a_round_made_anew_after_its_sum_was_opened_is_of_the_same_sites(lost: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_repeated_round_after_its_sum_was_opened_is_of_the_same_sites(lost: tuple[str, ...], tmp_path: Path) -> None:
     federation = Federation(NAMES, min_sites=2, patience_seconds=0.1)
     out, _ = begin(tmp_path, "fedavg", SECURE, federation=federation)
     threads = exchange(tmp_path, failing("south", "fit"))
@@ -155,7 +155,7 @@ def test_a_round_made_anew_after_its_sum_was_opened_is_of_the_same_sites(lost: t
         coordinator.conduct(out, federation, threads, ignore)
     again = exchange(tmp_path, away({site: {1} for site in lost}))  # south is back
     if lost:
-        with pytest.raises(PromptFedError, match=r"^Round 2 cannot be summed \(1 of 2 sites have got as far as keys\)"):
+        with pytest.raises(PromptFedError, match=r"^Round 2 could not be summed \(1 of 2 sites reached step keys\)"):
             coordinator.conduct(out, federation, again, ignore)
         return
     coordinator.conduct(out, federation, again, ignore)
@@ -195,8 +195,12 @@ ATTACKS: dict[str, tuple[str, Changed, str]] = {
     "masked shape": ("fit", with_tree(lambda own: {"masked": own["masked"][1:]}), '"masked" has shape'),
     "masked type": ("fit", with_tree(lambda own: {"masked": own["masked"].double()}), "has type torch.float64"),
     "plain": ("fit", with_tree(lambda own: {"up.head.bias": torch.zeros(2)}), "not expected ['up.head.bias']"),
-    "counts": ("fit", with_tree(lambda own: {"tested.correct": own["tested.correct"] + 100}), "right answers of 4"),
-    "replayed": ("fit", lambda asked, own: Message(own.head | {"nonce": "0" * 32}, own.tree), "its nonce is not"),
+    "counts": (
+        "fit",
+        with_tree(lambda own: {"tested.correct": own["tested.correct"] + 100}),
+        "correct predictions of 4",
+    ),
+    "replayed": ("fit", lambda asked, own: Message(own.head | {"nonce": "0" * 32}, own.tree), "its nonce differs"),
 }
 
 
@@ -305,9 +309,9 @@ class Curious:
 def test_a_site_hides_among_others_or_not_at_all(tmp_path: Path) -> None:
     curious = Curious(tmp_path)
     curious.begin()
-    assert curious.error("shares", curious.told(0), members=[0]) == "these sites are too few to hide an answer"
+    assert curious.error("shares", curious.told(0), members=[0]) == "an answer would not be hidden among these sites"
     curious.begin()
-    assert "not hidden" in curious.error("shares", curious.told(1, 2), members=[1, 2])
+    assert "not be hidden" in curious.error("shares", curious.told(1, 2), members=[1, 2])
     curious.begin()
     assert "no order" in curious.error("shares", curious.told(0, 1, 1), members=[0, 1, 1])
     curious.begin()

@@ -127,7 +127,7 @@ def test_an_answer_asked_for_once_more_is_the_same_one_and_costs_nothing(tmp_pat
 
 
 @pytest.mark.parametrize("method", ["fedavg", "pfedpt"])
-def test_a_round_made_anew_after_a_crash_costs_a_site_nothing(method: str, tmp_path: Path) -> None:
+def test_a_repeated_round_after_a_crash_costs_a_site_nothing(method: str, tmp_path: Path) -> None:
     budget = f"guards.budget={epsilon(20.0, 1e-5, 3) + 1e-9}"
     words = ("guards.clip=0.0001", "guards.noise=20.0", "guards.entropy=system", budget, "rounds=9")
     federation = Federation(NAMES, patience_seconds=0.1)

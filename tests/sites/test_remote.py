@@ -97,13 +97,19 @@ ATTACKS = {
         edited(lambda m: Message(m.head, {k: v for k, v in m.tree.items() if k != BIAS})),
         f"missing ['{BIAS}']",
     ),
-    "weight": (with_tensor("weight", lambda value: value * 100), "its weight is 1200, at first it was 12"),
-    "counts": (with_tensor("tested.correct", lambda value: value + 100), "right answers of 4"),
+    "weight": (with_tensor("weight", lambda value: value * 100), "its weight is 1200, but it declared 12"),
+    "counts": (with_tensor("tested.correct", lambda value: value + 100), "correct predictions of 4"),
     "oversize": (tampered(lambda data: data + bytes(3 * 2**20)), "more than the 2,097,152 allowed"),
     "garbage": (tampered(lambda data: b"garbage!" * 9), "bytes, more than the 1,048,576 allowed"),
-    "another's": (edited(lambda m: Message(m.head | {"site": "north"}, m.tree)), "its site is not the request's"),
-    "another round's": (edited(lambda m: Message(m.head | {"round": 0}, m.tree)), "its round is not the request's"),
-    "replayed": (edited(lambda m: Message(m.head | {"nonce": "0" * 32}, m.tree)), "its nonce is not the request's"),
+    "another's": (edited(lambda m: Message(m.head | {"site": "north"}, m.tree)), "its site differs from the request's"),
+    "another round's": (
+        edited(lambda m: Message(m.head | {"round": 0}, m.tree)),
+        "its round differs from the request's",
+    ),
+    "replayed": (
+        edited(lambda m: Message(m.head | {"nonce": "0" * 32}, m.tree)),
+        "its nonce differs from the request's",
+    ),
     "countless images": (edited(lambda m: Message(m.head | {"images": 10**400}, m.tree)), "how many images"),
     "no images": (edited(lambda m: Message(m.head | {"images": "many"}, m.tree)), "how many images"),
     "error": (edited(lambda m: Message(m.head | {"error": "out of memory"}, {})), "it says: out of memory"),
@@ -271,7 +277,7 @@ def test_a_request_cannot_make_a_site_forget_what_it_builds_on(tmp_path: Path) -
     head = {"run": run.name, "round": 1, "nonce": "1" * 32, "kind": "evaluate", "site": "north", "client": 0}
     head |= {"classes": ["dark", "light"], "recipe": (run / "asked.toml").read_text(), "base": kept.stem, "names": []}
     answer = worker.answer(wire.pack(Message(head | {"settled": "zzz", "adapt": False, "final": False}, {})))
-    assert "version zzz is younger than" in wire.unpack(answer, 2**30).head["error"]
+    assert "version zzz is newer than" in wire.unpack(answer, 2**30).head["error"]
     assert kept.is_file()
 
 

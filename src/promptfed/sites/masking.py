@@ -92,7 +92,7 @@ class Masks:
         wire.check(message.tree, {"keys": (torch.uint8, (len(members), KEYS))})
         keys = {member: _keys(row) for member, row in zip(members, message.tree["keys"], strict=True)}
         if keys.get(self.client) != secure.public(self.own) or len(members) < 2:
-            raise Refused("these sites are too few to hide an answer")
+            raise Refused("an answer would not be hidden among these sites")
         self.keys = keys
         sealed = secure.share(self.own, keys, self.threshold)
         return Message({}, {"sealed": _bytes([sealed[member] for member in members])})
