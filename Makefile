@@ -1,4 +1,4 @@
-# Two commands do everything on a fresh machine: `make demo` and `make test`. Each makes .venv and installs what it needs.
+# `make demo` and `make test` are all you need on a fresh machine: each makes .venv and installs what it uses.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
@@ -14,7 +14,7 @@ export UV_TORCH_BACKEND ?= auto
 endif
 UV = $(BIN)/uv pip install --quiet -p $(VENV) -c constraints.txt
 
-.PHONY: help demo sites-demo test test-slow check format bench clean
+.PHONY: help demo sites-demo test test-slow check format hooks dist try-wheel bench clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -32,34 +32,45 @@ $(VENV)/.dev: $(VENV)/.run
 	$(UV) -e '.[dev]' -e examples/own_method
 	@touch $@
 
-demo: $(VENV)/.run  ## train Local, FedAvg and pFedPT on the embedded data set, compare them, write a report
+demo: $(VENV)/.run  ## train Local, FedAvg and pFedPT on the embedded data set, compare them and write a report
 	@$(BIN)/promptfed demo
 
-sites-demo: $(VENV)/.run  ## a coordinator and four sites on this machine, with mutual TLS
+sites-demo: $(VENV)/.run  ## run a coordinator and four sites on this machine, with mutual TLS
 	$(UV) -e '.[flare]'
 	@$(BIN)/python examples/sites/demo.py
 
-test: $(VENV)/.dev  ## every test but the slow ones
+test: $(VENV)/.dev  ## run all tests except the slow ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m "not slow"
 
-test-slow: $(VENV)/.dev  ## the slow tests
+test-slow: $(VENV)/.dev  ## run the slow tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m slow
 
-check: $(VENV)/.dev  ## lint, formatting, types
+check: $(VENV)/.dev  ## check lint, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(VENV)/.dev  ## mend what lint and formatting can mend by themselves
+format: $(VENV)/.dev  ## fix what ruff can fix by itself
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.dev  ## the speed and memory tables of benchmarks/, on this machine
+hooks: $(VENV)/.dev  ## install the pre-commit hooks into this clone
+	$(UV) pre-commit
+	$(BIN)/pre-commit install
+
+dist: $(BIN)/uv  ## build the source archive, and the wheel from it, into dist/
+	rm -rf dist
+	$(BIN)/uv build --quiet
+
+try-wheel: dist  ## install the wheel in a clean environment and run the demo from it, outside this checkout
+	UV=$(abspath $(BIN)/uv) PYTHON=$(PYTHON) .ci/try-wheel dist/promptfed-*.whl
+
+bench: $(VENV)/.dev  ## measure the speed and memory tables of benchmarks/ on this machine
 	$(BIN)/python benchmarks/round_speed.py --clients 4 --images 200 --epochs 1
 	$(BIN)/python benchmarks/prompt_speed.py --clients 4 --batch 16 --rounds 2
 	$(BIN)/python benchmarks/text_prompts.py
 	$(BIN)/python benchmarks/diffusion_speed.py
 	$(BIN)/python benchmarks/many_clients.py --rounds 20
 
-clean:  ## remove the virtual environment and caches
-	rm -rf $(VENV) federation .mypy_cache .ruff_cache .pytest_cache .hypothesis
+clean:  ## remove the virtual environment, builds and caches
+	rm -rf $(VENV) dist federation .mypy_cache .ruff_cache .pytest_cache .hypothesis

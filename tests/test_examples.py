@@ -30,7 +30,7 @@ OWN = ROOT / "examples" / "own_method" / "src"
 PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "examples").rglob("*.md")),
-    *(page for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md") if (page := ROOT / name).exists()),
+    *sorted(ROOT.glob("*.md")),
 ]
 SMALL: dict[str, Any] = {
     "rounds": 1,
