@@ -1,4 +1,4 @@
-"""Print the changelog's section of a version, if the tag, the package and the changelog agree: release_notes.py v0.1.0."""
+"""Print a release's section of the changelog, if tag, package and changelog agree: release_notes.py v0.1.0."""
 
 import argparse
 import re
