@@ -17,7 +17,7 @@ import promptfed
 ROOT = Path(promptfed.__file__).parent
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
 FILES = sorted(ROOT.rglob("*.py"))
-WITHOUT_TORCH = ("results", "core.errors", "core.files", "core.statistics", "core.progress", "papers.outcome")
+WITHOUT_TORCH = ("results", "core.errors", "core.files", "core.statistics", "core.progress", "papers.comparison")
 
 
 def module(path: Path) -> str:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from promptfed.papers.plan import cell_recipe
+from promptfed.papers.rendering import read_table, to_markdown
 from promptfed.papers.reproduce import find_table
-from promptfed.papers.sheet import recipe_of
-from promptfed.papers.tables import read_table, to_markdown
 from support.small_tables import run, small_table
 
 ROOT = Path(__file__).parents[1]
@@ -167,9 +167,9 @@ def test_what_came_of_pfedpts_table() -> None:
     assert [one["row"] for one in joint] == ["joint", "pfedpt"] * 3
     pairs = zip(joint[1::2], joint[::2], strict=True)
     assert all(told(one["ours"]["weighted"]) > told(other["ours"]["weighted"]) for one, other in pairs)
-    (sitting,) = read_table(RESULTS / "pfedpt-t1-cifar10")["sittings"]
+    (timing,) = read_table(RESULTS / "pfedpt-t1-cifar10")["sittings"]
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"takes {sitting['seconds'] / 60:.0f} minutes" in readme
+    assert f"takes {timing['seconds'] / 60:.0f} minutes" in readme
     assert f"{ours['path-cnn', 'pfedpt']:.2f} % with pFedPT and {ours['path-cnn', 'fedavg']:.2f} % with" in readme
 
 
@@ -185,8 +185,8 @@ def test_what_came_of_pfedpts_table_on_cifar100() -> None:
     before = {one["column"]: one["rank_correlation"] for one in read_table(RESULTS / "pfedpt-t1-cifar10")["agreement"]}
     for one in found["agreement"]:
         assert told(one["rank_correlation"]["weighted"]) > told(before[one["column"]]["weighted"])
-    (sitting,) = found["sittings"]
-    took = f"39 runs took **{sitting['seconds'] / 60:.1f} minutes**, {sitting['runs_per_hour']:.0f} an hour"
+    (timing,) = found["sittings"]
+    took = f"39 runs took **{timing['seconds'] / 60:.1f} minutes**, {timing['runs_per_hour']:.0f} an hour"
     assert took in page("pfedpt")
 
 
@@ -243,7 +243,7 @@ def test_what_came_of_the_prompt_as_a_plug_in() -> None:
 def test_without_the_prompt_table_2_is_table_1() -> None:
     one, two = (find_table(f"pfedpt/{name}").cells() for name in ("t1-cifar10", "t2-plugin"))
     for column, row in product(("iid", "dir", "path"), ("fedprox", "moon", "fedper", "fedrep")):
-        assert recipe_of(one[f"{column}-cnn/{row}"], []) == recipe_of(two[f"c10-{column}/{row}"], [])
+        assert cell_recipe(one[f"{column}-cnn/{row}"], []) == cell_recipe(two[f"c10-{column}/{row}"], [])
 
 
 def test_what_came_of_clients_that_differ_more() -> None:
@@ -262,8 +262,8 @@ def test_what_came_of_clients_that_differ_more() -> None:
     found = read_table(RESULTS / "pfedpt-t7-cifar10")
     once = {one["row"]: told(one["difference"]) for one in found["rows"] if one["column"] == "c10-dir"}
     assert all(abs(once[row]) < 0.6 for row in own if row != "fedper")
-    (sitting,) = found["sittings"]
-    took = f"24 runs took {sitting['seconds'] / 60:.1f} minutes, {sitting['runs_per_hour']:.0f} an hour"
+    (timing,) = found["sittings"]
+    took = f"24 runs took {timing['seconds'] / 60:.1f} minutes, {timing['runs_per_hour']:.0f} an hour"
     assert took in page("pfedpt")
 
 

@@ -12,7 +12,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from promptfed.papers.outcome import headline, with_quality
+from promptfed.papers.comparison import headline, with_quality
 
 
 def keep(table: Path, out: Path) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from promptfed.papers.tables import read_table
+from promptfed.papers.rendering import read_table
 from support.command import promptfed
 from support.inverted_runs import painting, write_colours
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from promptfed.papers import jobs
-from promptfed.papers.jobs import Done, Job, execute
-from promptfed.papers.tables import read_table
+from promptfed.papers.jobs import Job, JobResult, execute
+from promptfed.papers.rendering import read_table
 from promptfed.runs import runner
 from promptfed.runs.config import Recipe
 from support.command import environment
@@ -25,15 +25,19 @@ from support.small_tables import counted_runs, folders, given_table, run  # noqa
 def test_only_wanted_jobs_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
 
-    def work(job: Job) -> Done:
+    def run_job(job: Job) -> JobResult:
         made.append(job.label)
-        return Done({"rounds": 1}) if job.label == "b" else Done(problem="Broken.")
+        return JobResult({"rounds": 1}) if job.label == "b" else JobResult(problem="Broken.")
 
-    monkeypatch.setattr(jobs, "work", work)
+    monkeypatch.setattr(jobs, "run_job", run_job)
     one, two, three = (Job(name, Recipe(seed=seed, device="cpu"), tmp_path / name) for seed, name in enumerate("abc"))
     done = execute({"x": [one], "y": [two], "z": [three]}, ["z", "y"], tmp_path)
     assert made == ["c", "b"]  # in the order of what is wanted
-    assert done == {one.folder: Done(), two.folder: Done({"rounds": 1}), three.folder: Done(problem="Broken.")}
+    assert done == {
+        one.folder: JobResult(),
+        two.folder: JobResult({"rounds": 1}),
+        three.folder: JobResult(problem="Broken."),
+    }
 
 
 def test_a_failure_is_told_at_once_and_one_of_all_once(
@@ -41,11 +45,15 @@ def test_a_failure_is_told_at_once_and_one_of_all_once(
 ) -> None:
     told: list[str] = []
 
-    def work(job: Job) -> Done:
+    def run_job(job: Job) -> JobResult:
         told.append(capsys.readouterr().err)
-        return Done({"rounds": 1}) if job.label == "b" else Done(problem="Broken." if job.label == "a" else "No disk.")
+        return (
+            JobResult({"rounds": 1})
+            if job.label == "b"
+            else JobResult(problem="Broken." if job.label == "a" else "No disk.")
+        )
 
-    monkeypatch.setattr(jobs, "work", work)
+    monkeypatch.setattr(jobs, "run_job", run_job)
     made = {name: [Job(name, Recipe(seed=seed, device="cpu"), tmp_path / name)] for seed, name in enumerate("abcd")}
     execute(made, list(made), tmp_path)
     assert told == ["", "a: Broken.\n", "", "c: No disk.\n"]
@@ -61,23 +69,23 @@ def test_a_bug_leaves_its_traceback_until_the_run_goes_on(tmp_path: Path, monkey
 
     monkeypatch.setattr(runner, "start", broken)
     place = job.folder / "traceback.txt"
-    assert jobs.work(job) == Done(problem=f"RuntimeError: cats and dogs; {place} says where.")
+    assert jobs.run_job(job) == JobResult(problem=f"RuntimeError: cats and dogs; {place} says where.")
     assert "in broken" in place.read_text(encoding="utf-8")
     monkeypatch.setattr(runner, "start", lambda recipe, folder: runner.Result(folder, [], {"rounds": 1}))
-    assert jobs.work(job) == Done({"rounds": 1})
+    assert jobs.run_job(job) == JobResult({"rounds": 1})
     assert not place.exists()
 
 
 def test_what_is_known_is_handed_on_after_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def work(job: Job) -> Done:
-        return Done({"rounds": 1}) if job.label == "b" else Done(problem="Broken.")
+    def run_job(job: Job) -> JobResult:
+        return JobResult({"rounds": 1}) if job.label == "b" else JobResult(problem="Broken.")
 
-    monkeypatch.setattr(jobs, "work", work)
+    monkeypatch.setattr(jobs, "run_job", run_job)
     one, two = (Job(name, Recipe(seed=seed, device="cpu"), tmp_path / name) for seed, name in enumerate("ab"))
-    seen: list[dict[Path, Done]] = []
+    seen: list[dict[Path, JobResult]] = []
     execute({"x": [one], "y": [two]}, ["x", "y"], tmp_path, keep=lambda done: seen.append(dict(done)))
-    broken, fine = {one.folder: Done(problem="Broken.")}, {two.folder: Done({"rounds": 1})}
-    assert seen == [broken | {two.folder: Done()}, broken | fine]  # nothing was finished before the first
+    broken, fine = {one.folder: JobResult(problem="Broken.")}, {two.folder: JobResult({"rounds": 1})}
+    assert seen == [broken | {two.folder: JobResult()}, broken | fine]  # nothing was finished before the first
     seen.clear()
     execute({"x": [one], "y": [two]}, [], tmp_path, keep=lambda done: seen.append(dict(done)))
     assert seen == []  # nothing was to be run
@@ -172,7 +180,7 @@ def test_side_by_side_gives_the_same_numbers(table: Path, tmp_path: Path) -> Non
     done = run(table, two, "--columns", "iid", "--device", "cpu", "--workers", "2")
     assert (done.code, done.err) == (0, "")
     alone, together = read_table(one), read_table(two)
-    assert [sitting["workers"] for sitting in (*alone.pop("sittings"), *together.pop("sittings"))] == [1, 2]
+    assert [one["workers"] for one in (*alone.pop("sittings"), *together.pop("sittings"))] == [1, 2]
     assert alone == together
 
 
@@ -226,7 +234,7 @@ def test_a_job_waits_for_what_it_need_not_train() -> None:
     assert jobs._next([two], [three]) is two
 
 
-def test_every_sitting_is_remembered(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_timing_is_recorded(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "gpu_load", lambda: 40.0)
     out = tmp_path / "out"
     assert run(table, out, "--only", "local", "--device", "cpu").code == 0  # nobody looks at a GPU that is not used
@@ -310,5 +318,5 @@ def test_a_dead_worker_is_told(table: Path, tmp_path: Path, monkeypatch: pytest.
     assert done.out.count("A worker process died") == 2
 
 
-def _die(job: Job) -> Done:
+def _die(job: Job) -> JobResult:
     os._exit(9)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from promptfed.papers import jobs, reproduce
-from promptfed.papers.jobs import Done, Job
+from promptfed.papers.jobs import Job, JobResult
+from promptfed.papers.plan import TablePlan, cell_recipe
+from promptfed.papers.rendering import read_table, to_markdown
 from promptfed.papers.reproduce import deviations, find_table
-from promptfed.papers.sheet import Plan, recipe_of
-from promptfed.papers.tables import read_table, to_markdown
 from promptfed.runs import config
 from support.command import promptfed
 from support.small_tables import counted_runs, folders, given_table, run  # noqa: F401  fixtures
@@ -146,28 +146,28 @@ def test_the_best_of_a_grid_is_judged_by_what_the_paper_prints(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table.write_text('measures = ["mean", "weighted"]\n' + table.read_text(encoding="utf-8"), encoding="utf-8")
-    work = jobs.work
+    run_job = jobs.run_job
 
-    def counting_images(job: Job) -> Done:
-        summary = dict(work(job).summary or {})
-        return Done(summary | {"accuracy": summary["accuracy"] | {"mean": 0.5, "weighted": 0.75}})
+    def counting_images(job: Job) -> JobResult:
+        summary = dict(run_job(job).summary or {})
+        return JobResult(summary | {"accuracy": summary["accuracy"] | {"mean": 0.5, "weighted": 0.75}})
 
-    monkeypatch.setattr(jobs, "work", counting_images)
+    monkeypatch.setattr(jobs, "run_job", counting_images)
     assert run(table, tmp_path / "out", "--tune", "--only", "fedavg", "--columns", "dirichlet").code == 0
     (row,) = read_table(tmp_path / "out")["rows"]
     assert row["tuned"] is not None
     assert (row["difference"], row["tuned"]["difference"]) == (-5.5, 19.5)  # 50 and 75 of the paper's 55.5
 
 
-def scored(mean: float) -> Done:
-    return Done({"accuracy": {"mean": mean}})
+def scored(mean: float) -> JobResult:
+    return JobResult({"accuracy": {"mean": mean}})
 
 
 def test_of_equal_points_the_smaller_rate_wins() -> None:
     rates = (0.01, 0.05, 0.25, 0.5)
     grid: list[tuple[dict[str, Any], Job]] = [({"lr": rate}, Job("", None, Path(str(rate)))) for rate in rates]  # type: ignore[arg-type]
     done = {Path("0.01"): scored(0.5), Path("0.05"): scored(0.7), Path("0.25"): scored(0.7)}
-    assert reproduce._best(grid, {**done, Path("0.5"): Done(problem="diverged")}, "mean") == {"lr": 0.05}
+    assert reproduce._best(grid, {**done, Path("0.5"): JobResult(problem="diverged")}, "mean") == {"lr": 0.05}
     assert reproduce._best(grid[3:], {Path("0.5"): scored(float("nan"))}, "mean") is None
 
 
@@ -176,7 +176,7 @@ def test_deviations_name_key_and_cells(table: Path) -> None:
     cells = small.cells()
 
     def told(*words: str) -> list[str]:
-        return deviations(small, {name: recipe_of(cell, words) for name, cell in cells.items()})
+        return deviations(small, {name: cell_recipe(cell, words) for name, cell in cells.items()})
 
     assert told("rounds=4") == []
     assert told() == ["`rounds`: 4 → 2."]
@@ -198,7 +198,7 @@ def test_a_deviation_of_some_cells_names_them_where_the_paper_has_no_figures(tmp
     figure, images = find_table("pfedpt/fig8-prompt-type"), tmp_path / "some.npz"
     cells = {name: cell for name, cell in figure.cells().items() if name in ("p2/frame", "p4/frame")}
     words = (f"data.name=npz:{images}", "method.size=4")
-    told = deviations(figure, {name: recipe_of(cell, words) for name, cell in cells.items()})
+    told = deviations(figure, {name: cell_recipe(cell, words) for name, cell in cells.items()})
     assert "`method.size`: 2 → 4 (p2/frame)." in told
     assert "`data.name`: cifar10 → npz:some.npz." in told  # which is about both
 
@@ -219,16 +219,16 @@ def test_an_unknown_key_is_told_with_its_cell_and_method(table: Path, tmp_path: 
 
 def test_every_row_of_pfedpts_table_1_may_drop_incomplete_batches() -> None:
     for cell in find_table("pfedpt/t1-cifar10").cells().values():
-        assert recipe_of(cell, ["method.drop_last=true"]).method["drop_last"] is True
+        assert cell_recipe(cell, ["method.drop_last=true"]).method["drop_last"] is True
 
 
 # -- whatever is finished can be read ---------------------------------------------------------------------------------
 
 
 def test_the_table_is_written_after_every_run(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, work, seen = tmp_path / "out", jobs.work, list[Any]()
+    out, run_job, seen = tmp_path / "out", jobs.run_job, list[Any]()
 
-    def looking(job: Job) -> Done:
+    def looking(job: Job) -> JobResult:
         if (out / "table.json").exists():
             found = read_table(out)
             assert (out / "table.md").read_text(encoding="utf-8") == to_markdown(found)
@@ -236,9 +236,9 @@ def test_the_table_is_written_after_every_run(table: Path, tmp_path: Path, monke
             seen.append((rows, found.get("unfinished")))
         if len(seen) == 3:
             raise KeyboardInterrupt
-        return work(job)
+        return run_job(job)
 
-    monkeypatch.setattr(jobs, "work", looking)
+    monkeypatch.setattr(jobs, "run_job", looking)
     words = ("--columns", "iid", "--seeds", "0,1")
     assert run(table, out, *words).code == 130
     expected = [
@@ -249,7 +249,7 @@ def test_the_table_is_written_after_every_run(table: Path, tmp_path: Path, monke
     assert seen == expected
     stopped = read_table(out)
     assert "## Unfinished\n\n- 1 run is still to be made;" in to_markdown(stopped)
-    monkeypatch.setattr(jobs, "work", work)
+    monkeypatch.setattr(jobs, "run_job", run_job)
     assert run(table, out, *words).code == 0
     assert "unfinished" not in read_table(out)
     assert not list(out.glob(".*"))  # no part of a file is left
@@ -260,12 +260,12 @@ def test_what_was_finished_before_is_there_at_once(table: Path, tmp_path: Path, 
     assert run(table, out, "--columns", "iid", "--only", "local").code == 0
     (out / "table.json").unlink()
 
-    def failing(job: Job) -> Done:
+    def failing(job: Job) -> JobResult:
         kept.append([row["row"] for row in read_table(out)["rows"] if row["ours"]["mean"] is not None])
-        return Done(problem="No disk.")
+        return JobResult(problem="No disk.")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jobs, "work", failing)
+        patch.setattr(jobs, "run_job", failing)
         assert run(table, out, "--columns", "iid").code == 1
     assert kept == [["local"]]
     found = read_table(out)
@@ -274,17 +274,17 @@ def test_what_was_finished_before_is_there_at_once(table: Path, tmp_path: Path, 
 
 
 def test_a_grid_has_no_best_before_it_is_through(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, work, seen = tmp_path / "out", jobs.work, list[Any]()
+    out, run_job, seen = tmp_path / "out", jobs.run_job, list[Any]()
 
-    def looking(job: Job) -> Done:
+    def looking(job: Job) -> JobResult:
         if (out / "table.json").exists():
             (row,) = read_table(out)["rows"]
             assert row["tuned"] is not None
             tried = [one["validation"] is not None for one in row["tuned"]["grid"]]
             seen.append((job.label.split(", ")[-1], tried, bool(row["tuned"]["setting"])))
-        return work(job)
+        return run_job(job)
 
-    monkeypatch.setattr(jobs, "work", looking)
+    monkeypatch.setattr(jobs, "run_job", looking)
     words = ("--tune", "--columns", "iid", "--only", "fedavg")
     assert run(table, out, *words).code == 0
     assert seen == [
@@ -298,13 +298,13 @@ def test_a_grid_has_no_best_before_it_is_through(table: Path, tmp_path: Path, mo
     assert before["mean"] is not None
     seen.clear()
 
-    def last(job: Job) -> Done:  # the best of the grid, run long ago, is still shown while other rows are run
+    def last(job: Job) -> JobResult:  # the best of the grid, run long ago, is still shown while other rows are run
         tuned = next(row["tuned"] for row in read_table(out)["rows"] if row["row"] == "fedavg")
         assert tuned is not None
         seen.append(tuned["ours"] == before)
-        return Done(problem="No disk.")
+        return JobResult(problem="No disk.")
 
-    monkeypatch.setattr(jobs, "work", last)
+    monkeypatch.setattr(jobs, "run_job", last)
     assert run(table, out, "--tune", "--columns", "iid").code == 1
     assert seen == [True] * 3
 
@@ -317,11 +317,11 @@ def test_a_table_that_cannot_be_written_costs_no_run(
 
     monkeypatch.setattr(reproduce, "write_table", full)
     with pytest.raises(OSError, match="No space left"):
-        reproduce.reproduce(find_table(str(table)), Plan(tmp_path / "out", columns=("iid",)))
+        reproduce.reproduce(find_table(str(table)), TablePlan(tmp_path / "out", columns=("iid",)))
     assert len(counted) == 2
 
 
-def test_a_damaged_file_of_sittings_is_told_before_anything_runs(
+def test_a_damaged_file_of_timings_is_reported_before_anything_runs(
     table: Path, tmp_path: Path, counted: list[str]
 ) -> None:
     (tmp_path / "sittings.jsonl").write_text("{")

@@ -11,9 +11,9 @@ import pytest
 from promptfed.cli import terminal, training
 from promptfed.core.errors import PromptFedError
 from promptfed.papers import reproduce
+from promptfed.papers.plan import TablePlan
+from promptfed.papers.rendering import read_table, to_csv, to_latex, to_markdown
 from promptfed.papers.reproduce import find_table
-from promptfed.papers.sheet import Plan
-from promptfed.papers.tables import read_table, to_csv, to_latex, to_markdown
 from promptfed.runs import registry
 from support.command import promptfed
 from support.small_tables import counted_runs, given_table, run  # noqa: F401  fixtures
@@ -121,7 +121,7 @@ def test_a_person_sees_tables(table: Path, tmp_path: Path, monkeypatch: pytest.M
 
 def test_plan_is_checked_from_python_too(table: Path, tmp_path: Path) -> None:
     with pytest.raises(PromptFedError, match="different whole numbers"):
-        reproduce.reproduce(find_table(str(table)), Plan(tmp_path / "out", seeds=()))
+        reproduce.reproduce(find_table(str(table)), TablePlan(tmp_path / "out", seeds=()))
 
 
 # -- what the page says -----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A line per sitting: how many runs in how much time, and how busy the GPU was."""
+"""A line per command: how many runs in how much time, and how busy the GPU was."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 from promptfed.core.errors import PromptFedError
 from promptfed.papers import timing
-from promptfed.papers.timing import gpu_load, read_sittings, sitting
+from promptfed.papers.timing import gpu_load, read_timings, timed
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, said: str, code: int = 0) -> None:
@@ -41,13 +41,13 @@ def test_a_driver_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu_load() is None
 
 
-def test_a_sitting_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_timing_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([100.0, 190.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    with sitting(tmp_path / "new", 3, None) as count:
+    with timed(tmp_path / "new", 3, None) as count:
         count()
         count()
-    (line,) = read_sittings([tmp_path / "new"])
+    (line,) = read_timings([tmp_path / "new"])
     assert line == {
         "began": line["began"],
         "runs": 2,
@@ -71,11 +71,11 @@ def test_the_gpu_is_looked_at_while_it_works(tmp_path: Path, monkeypatch: pytest
         done = value is None
         return value
 
-    with sitting(tmp_path, 1, sample) as count:
+    with timed(tmp_path, 1, sample) as count:
         while not done:
             time.sleep(0.001)
         count()
-    assert read_sittings([tmp_path])[0]["gpu_percent"] == 70.0
+    assert read_timings([tmp_path])[0]["gpu_percent"] == 70.0
 
 
 def test_the_looking_ends_with_the_block(tmp_path: Path) -> None:
@@ -85,36 +85,36 @@ def test_the_looking_ends_with_the_block(tmp_path: Path) -> None:
         looks.append(1)
         return 10.0
 
-    with sitting(tmp_path, 1, sample):
+    with timed(tmp_path, 1, sample):
         pass
     count = len(looks)
     time.sleep(0.05)
     assert (len(looks), count) == (1, 1)
-    assert read_sittings([tmp_path])[0]["gpu_percent"] == 10.0
+    assert read_timings([tmp_path])[0]["gpu_percent"] == 10.0
 
 
-def test_a_stopped_sitting_counts_and_lines_add_up(tmp_path: Path) -> None:
+def test_a_stopped_command_counts_and_lines_add_up(tmp_path: Path) -> None:
     def stopped() -> None:
-        with sitting(tmp_path, 1, None) as count:
+        with timed(tmp_path, 1, None) as count:
             count()
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         stopped()
-    with sitting(tmp_path, 2, None):
+    with timed(tmp_path, 2, None):
         pass
-    assert [(line["runs"], line["workers"]) for line in read_sittings([tmp_path])] == [(1, 1), (0, 2)]
+    assert [(line["runs"], line["workers"]) for line in read_timings([tmp_path])] == [(1, 1), (0, 2)]
 
 
-def test_sittings_of_several_folders_in_their_order(tmp_path: Path) -> None:
+def test_timings_of_several_folders_in_their_order(tmp_path: Path) -> None:
     for name, began in (("a", "2026-02-01"), ("b", "2026-01-01")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "sittings.jsonl").write_text(json.dumps({"began": began}) + "\n")
-    found = read_sittings([tmp_path / "a", tmp_path / "b", tmp_path / "none"])
+    found = read_timings([tmp_path / "a", tmp_path / "b", tmp_path / "none"])
     assert [line["began"] for line in found] == ["2026-01-01", "2026-02-01"]
 
 
 def test_a_damaged_file_gets_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "sittings.jsonl").write_text("{")
     with pytest.raises(PromptFedError, match="damaged; remove it"):
-        read_sittings([tmp_path])
+        read_timings([tmp_path])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from promptfed.core.errors import PromptFedError
-from promptfed.runs.cells import Figure, merge, read_cells
+from promptfed.runs.cells import PrintedFigure, merge, read_cells
 
 TABLE = """
 title = "A table"
@@ -69,8 +69,8 @@ def test_a_cell_is_base_then_column_then_row(tmp_path: Path) -> None:
 
 def test_figures_and_grids(tmp_path: Path) -> None:
     cells = read_cells(write(tmp_path), "small").cells()
-    assert cells["left/one"].figure == Figure(85.25, (80.0, 90.5))
-    assert cells["right/one"].figure == Figure(70.0)
+    assert cells["left/one"].figure == PrintedFigure(85.25, (80.0, 90.5))
+    assert cells["right/one"].figure == PrintedFigure(70.0)
     assert cells["left/two"].figure is None
     assert cells["left/one"].row.tune == {"method.lr": (0.1, 0.2)}
     assert cells["left/two"].row.tune == {"method.epochs": (1, 2)}

@@ -6,8 +6,8 @@ import pytest
 
 from promptfed.core.errors import PromptFedError
 from promptfed.papers import reproduce
+from promptfed.papers.plan import TablePlan
 from promptfed.papers.reproduce import find_table
-from promptfed.papers.sheet import Plan
 from promptfed.runs import config, runner
 from promptfed.runs.config import Recipe
 from promptfed.runs.runner import read_again, start
@@ -59,7 +59,7 @@ def test_a_table_trains_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         return start(recipe, folder)
 
     monkeypatch.setattr(runner, "start", counting)
-    plan = Plan(tmp_path, tuple(SMALL), rows=("none", "e0", "eq5"))
+    plan = TablePlan(tmp_path, tuple(SMALL), rows=("none", "e0", "eq5"))
     outcome = reproduce.reproduce(find_table("fedapt/shops-t4"), plan)
     assert made == [tmp_path / "none" / "seed0"]
     assert [len(entry["ours"]["per_client"]) for entry in outcome["rows"]] == [4, 4, 4]

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from promptfed.papers import jobs
-from promptfed.papers.jobs import Done, Job
-from support.command import Done as Finished
-from support.command import promptfed
+from promptfed.papers.jobs import Job, JobResult
+from support.command import Done, promptfed
 from support.tiny_runs import write_images
 
 TABLE = """
@@ -64,7 +63,7 @@ def small_table(folder: Path) -> Path:
     return path
 
 
-def run(table: Path, out: Path, *words: object) -> Finished:
+def run(table: Path, out: Path, *words: object) -> Done:
     """Give `promptfed reproduce`."""
     return promptfed("reproduce", table, "--out", out, *words)
 
@@ -77,13 +76,13 @@ def folders(out: Path) -> set[str]:
 def count_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list that the labels of the runs are put into as they are made in this process."""
     made: list[str] = []
-    work = jobs.work
+    run_job = jobs.run_job
 
-    def counting(job: Job) -> Done:
+    def counting(job: Job) -> JobResult:
         made.append(job.label)
-        return work(job)
+        return run_job(job)
 
-    monkeypatch.setattr(jobs, "work", counting)
+    monkeypatch.setattr(jobs, "run_job", counting)
     return made
 
 

@@ -72,12 +72,12 @@ def compare(
     if paper is None:
         print_table(across(runs, str(measure)), form)
         return
-    from promptfed.papers.printed import measure_of, paper_for
+    from promptfed.papers.matching import compared_measure, match_runs
     from promptfed.papers.reproduce import find_table
 
     table = find_table(paper)
-    shown = str(measure or measure_of(table))
-    printed, deviations = paper_for(table, runs)
+    shown = str(measure or compared_measure(table))
+    printed, deviations = match_runs(table, runs)
     print_table(across(runs, shown, printed), form)
     print_sentences("Otherwise than in the paper", deviations, form)
 

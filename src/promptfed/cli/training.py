@@ -15,7 +15,7 @@ from promptfed.core.errors import PromptFedError
 from promptfed.results.folder import names
 
 if TYPE_CHECKING:
-    from promptfed.papers.outcome import Outcome
+    from promptfed.papers.comparison import Comparison
     from promptfed.runs.config import Recipe
     from promptfed.runs.runner import Result
 
@@ -163,13 +163,13 @@ def reproduce(
 
     Finished runs are not run again: give the same command once more to go on after a stop.
     """
+    from promptfed.papers.plan import TablePlan
+    from promptfed.papers.rendering import failures
     from promptfed.papers.reproduce import find_table, parse_seeds
     from promptfed.papers.reproduce import reproduce as run_table
-    from promptfed.papers.sheet import Plan
-    from promptfed.papers.tables import failures
 
     found = find_table(table)
-    plan = Plan(
+    plan = TablePlan(
         out=out or Path("runs") / found.name,
         overrides=(*(overrides or []), *([f"device={device}"] if device else [])),
         seeds=parse_seeds(seeds),
@@ -200,9 +200,9 @@ def _chosen(option: str, given: str | None) -> tuple[str, ...]:
     return names
 
 
-def _show_table(outcome: "Outcome", form: Format | None = None) -> None:
+def _show_table(outcome: "Comparison", form: Format | None = None) -> None:
     """Print a paper's table as asked; if nothing is, for a person, or as Markdown where nobody watches."""
-    from promptfed.papers.tables import remarks, to_csv, to_latex, to_markdown, views
+    from promptfed.papers.rendering import remarks, to_csv, to_latex, to_markdown, views
 
     if form is None and not console.is_terminal:
         typer.echo(to_markdown(outcome))

@@ -23,8 +23,8 @@ from typing import Any
 
 from promptfed.core.errors import PromptFedError
 from promptfed.core.progress import bar
-from promptfed.papers.outcome import with_quality
-from promptfed.papers.timing import gpu_load, sitting
+from promptfed.papers.comparison import with_quality
+from promptfed.papers.timing import gpu_load, timed
 from promptfed.results.folder import names
 from promptfed.results.folder.parts import read_summary
 from promptfed.runs import config
@@ -44,14 +44,14 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Done:
+class JobResult:
     """What became of a job: its summary, or a sentence about the problem; neither if it was not run."""
 
     summary: Mapping[str, Any] | None = None
     problem: str = ""
 
 
-Keep = Callable[[Mapping[Path, Done]], None]
+OnProgress = Callable[[Mapping[Path, JobResult]], None]
 
 
 def execute(
@@ -61,14 +61,14 @@ def execute(
     *,
     merge: Sequence[Path] = (),
     workers: int = 1,
-    keep: Keep | None = None,
-) -> dict[Path, Done]:
+    keep: OnProgress | None = None,
+) -> dict[Path, JobResult]:
     """Return what became of the jobs of all cells, whose folders lie in `out`.
 
     Those of `wanted` cells are run unless they are finished there or in a folder to merge; others are looked up. What
     is known so far is handed to `keep` before the first run, if some are finished already, and after every one.
     """
-    done = {job.folder: Done(_found(job, out, merge)) for some in jobs.values() for job in some}
+    done = {job.folder: JobResult(_found(job, out, merge)) for some in jobs.values() for job in some}
     twins = _with_twins(jobs) if wanted else {}
     left = [job for name in wanted for job in twins.get(name, []) if done[job.folder].summary is None]
     for job in left:
@@ -80,7 +80,7 @@ def execute(
     if keep is not None and any(one.summary is not None for one in done.values()):
         keep(done)
     told = ""
-    with sitting(out, workers, sample) as count:
+    with timed(out, workers, sample) as count:
         for job, result in _one_by_one(left) if workers < 2 else _side_by_side(left, workers):
             done[job.folder] = result
             if result.summary is not None:
@@ -154,7 +154,7 @@ def _same_training(job: Job, twin: Path) -> bool:
 # -- running --------------------------------------------------------------------------------------------------------
 
 
-def work(job: Job) -> Done:
+def run_job(job: Job) -> JobResult:
     """Start or go on with one run; a failure becomes a sentence, so that the table goes on."""
     import torch
 
@@ -163,33 +163,33 @@ def work(job: Job) -> Done:
     (job.folder / names.TRACEBACK).unlink(missing_ok=True)
     try:
         if (job.folder / names.RECIPE).is_file():
-            return Done(runner.go_on(job.folder, job.recipe).summary)
+            return JobResult(runner.go_on(job.folder, job.recipe).summary)
         if twin := next(filter(partial(_same_training, job), job.twins), None):
-            return Done(runner.read_again(twin, job.recipe, job.folder).summary)
-        return Done(runner.start(job.recipe, job.folder).summary)
+            return JobResult(runner.read_again(twin, job.recipe, job.folder).summary)
+        return JobResult(runner.start(job.recipe, job.folder).summary)
     except PromptFedError as error:
-        return Done(problem=str(error))
+        return JobResult(problem=str(error))
     except OSError as error:
-        return Done(problem=f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}.")
+        return JobResult(problem=f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}.")
     except Exception as error:  # a bug in one method, or a full GPU, must not cost the rest of the table
         sentence = f"{type(error).__name__}: {' '.join(str(error).split())}"
         if job.folder.is_dir():
             (job.folder / names.TRACEBACK).write_text(traceback.format_exc(), encoding="utf-8")
             sentence += f"; {job.folder / names.TRACEBACK} says where."
-        return Done(problem=sentence)
+        return JobResult(problem=sentence)
     finally:
         gc.collect()
         torch.cuda.empty_cache()  # other workers share the GPU
 
 
-def _one_by_one(jobs: Sequence[Job]) -> Iterator[tuple[Job, Done]]:
+def _one_by_one(jobs: Sequence[Job]) -> Iterator[tuple[Job, JobResult]]:
     """Run the jobs in this process. Each draws its own bar of rounds; a line before it says how far the table is."""
     began = time.monotonic()
     for number, job in enumerate(jobs):
         if sys.stderr.isatty():
             left = (time.monotonic() - began) / number * (len(jobs) - number) if number else None
             sys.stderr.write(f"[{number + 1}/{len(jobs)}] {job.label}{_about(left)}\n")
-        yield job, work(job)
+        yield job, run_job(job)
 
 
 def _about(seconds: float | None) -> str:
@@ -199,10 +199,10 @@ def _about(seconds: float | None) -> str:
     return f"; about {f'{hours} h ' if hours else ''}{minutes} min left" if hours or minutes else "; almost done"
 
 
-def _side_by_side(jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, Done]]:
+def _side_by_side(jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, JobResult]]:
     """Run the jobs in `workers` processes that each take one after another, because one run leaves a GPU idle."""
     context, others = multiprocessing.get_context("spawn"), set(multiprocessing.active_children())
-    left, running, waiting = {job.folder: job for job in jobs}, dict[Future[Done], Job](), list(jobs)
+    left, running, waiting = {job.folder: job for job in jobs}, dict[Future[JobResult], Job](), list(jobs)
     with (
         bar("table", len(jobs)) as advance,
         ProcessPoolExecutor(workers, context, _enter_worker, (workers,)) as processes,
@@ -222,7 +222,7 @@ def _side_by_side(jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, Done
                     yield job, result
         except BrokenProcessPool:
             sentence = "A worker process died, perhaps for want of memory; run the same command again to go on."
-            yield from ((job, Done(problem=sentence)) for job in left.values())
+            yield from ((job, JobResult(problem=sentence)) for job in left.values())
         except KeyboardInterrupt:
             for child in set(multiprocessing.active_children()) - others:
                 if child.pid is not None:
@@ -254,12 +254,12 @@ def _leave_with(sentinel: int) -> None:
     os._exit(1)
 
 
-def _work_interruptibly(job: Job) -> Done:
+def _work_interruptibly(job: Job) -> JobResult:
     """Let Ctrl-C stop a run in a worker, but never the worker itself."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return work(job)
+        return run_job(job)
     except KeyboardInterrupt:
-        return Done(problem=STOPPED)
+        return JobResult(problem=STOPPED)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)

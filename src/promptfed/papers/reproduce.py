@@ -14,26 +14,35 @@ from contextlib import suppress
 from pathlib import Path
 
 from promptfed.core.errors import PromptFedError, choice
-from promptfed.papers.jobs import Done, Job, Keep, execute
-from promptfed.papers.outcome import (
-    Entry,
+from promptfed.papers.comparison import (
+    CellResult,
+    Comparison,
+    GridPoint,
     Ours,
-    Outcome,
-    Sitting,
-    Tried,
+    Timing,
     Tuned,
     agreement,
     difference,
     headline,
-    paper_of,
-    papers_measure,
+    paper_measure,
+    paper_result,
     pool,
 )
-from promptfed.papers.sheet import Plan, Setting, Sheet, folder_of, job_of, plan_sheet, recipe_of, words_of
-from promptfed.papers.tables import write_table
-from promptfed.papers.timing import read_sittings
+from promptfed.papers.jobs import Job, JobResult, OnProgress, execute
+from promptfed.papers.plan import (
+    GridValues,
+    PlannedTable,
+    TablePlan,
+    cell_recipe,
+    grid_folder,
+    overrides_of,
+    plan_table,
+    seed_job,
+)
+from promptfed.papers.rendering import write_table
+from promptfed.papers.timing import read_timings
 from promptfed.runs import config, registry
-from promptfed.runs.cells import SUFFIX, Cell, PaperTable, read_cells
+from promptfed.runs.cells import SUFFIX, PaperTable, TableCell, read_cells
 from promptfed.runs.config import Recipe
 
 # how a run is simulated, how often it is looked at and where: nothing of this changes what the paper did
@@ -50,25 +59,25 @@ def find_table(source: str) -> PaperTable:
     raise choice("table", source, shipped)
 
 
-def reproduce(table: PaperTable, plan: Plan) -> Outcome:
+def reproduce(table: PaperTable, plan: TablePlan) -> Comparison:
     """Run what is left of the table, write table.md and table.json, and return the latter's content.
 
     Both are written anew after every run, so that what is finished can be read at any time, however the rest ends.
     """
-    sheet = plan_sheet(table, plan)
-    _sittings(plan)  # a damaged file is told before anything runs
-    first = {name: sheet.jobs[name] + [job for _, job in sheet.trials[name]] for name in sheet.cells}
+    planned = plan_table(table, plan)
+    _timings(plan)  # a damaged file is told before anything runs
+    first = {name: planned.jobs[name] + [job for _, job in planned.trials[name]] for name in planned.cells}
 
-    def keep(now: Mapping[Path, Done]) -> None:
+    def keep(now: Mapping[Path, JobResult]) -> None:
         with suppress(OSError, PromptFedError):  # no disk, or a damaged run: at the end it is told, and costs no other
-            known = _execute(_again(sheet, now), (), plan) | dict(now)
-            write_table(plan.out, _outcome(sheet, known))
+            known = _execute(_again(planned, now), (), plan) | dict(now)
+            write_table(plan.out, _outcome(planned, known))
 
-    done = _execute(first, sheet.wanted, plan, keep)
+    done = _execute(first, planned.wanted, plan, keep)
     # the paper's own setting, where it is the best of its grid, was run already
-    others = {name: jobs for name, jobs in _again(sheet, done).items() if jobs is not sheet.jobs[name]}
-    done |= _execute(others, sheet.wanted, plan, lambda now: keep(done | dict(now)))
-    outcome = _outcome(sheet, done)
+    others = {name: jobs for name, jobs in _again(planned, done).items() if jobs is not planned.jobs[name]}
+    done |= _execute(others, planned.wanted, plan, lambda now: keep(done | dict(now)))
+    outcome = _outcome(planned, done)
     write_table(plan.out, outcome)
     return outcome
 
@@ -76,18 +85,18 @@ def reproduce(table: PaperTable, plan: Plan) -> Outcome:
 # -- the best of a grid -----------------------------------------------------------------------------------------------
 
 
-def _best(grid: Sequence[tuple[Setting, Job]], done: Mapping[Path, Done], measure: str) -> Setting | None:
+def _best(grid: Sequence[tuple[GridValues, Job]], done: Mapping[Path, JobResult], measure: str) -> GridValues | None:
     """Return the point with the best mean validation accuracy; of equals, the first, which has the smaller rate."""
     scored = [(score, setting) for setting, job in grid if (score := _score(done[job.folder], measure)) is not None]
     return max(scored, key=lambda one: one[0])[1] if scored else None
 
 
-def _score(done: Done, measure: str) -> float | None:
+def _score(done: JobResult, measure: str) -> float | None:
     value = headline(done.summary, measure)["mean"] if done.summary else None
     return float(value) if value is not None and value == value else None
 
 
-def _tried(setting: Setting, done: Done, measure: str) -> Tried:
+def _tried(setting: GridValues, done: JobResult, measure: str) -> GridPoint:
     score = _score(done, measure)
     return {
         "setting": setting,
@@ -96,44 +105,44 @@ def _tried(setting: Setting, done: Done, measure: str) -> Tried:
     }
 
 
-def _bests(sheet: Sheet, done: Mapping[Path, Done]) -> dict[str, Setting]:
+def _bests(planned: PlannedTable, done: Mapping[Path, JobResult]) -> dict[str, GridValues]:
     """Return the best point of every grid; there is none yet while a grid that is to be run is not through."""
     found = {}
-    for name, grid in sheet.trials.items():
-        through = name not in sheet.wanted or all(_ended(done[job.folder]) for _, job in grid)
-        if through and (setting := _best(grid, done, sheet.measure)) is not None:
+    for name, grid in planned.trials.items():
+        through = name not in planned.wanted or all(_ended(done[job.folder]) for _, job in grid)
+        if through and (setting := _best(grid, done, planned.measure)) is not None:
             found[name] = setting
     return found
 
 
-def _ended(done: Done) -> bool:
+def _ended(done: JobResult) -> bool:
     return done.summary is not None or bool(done.problem)
 
 
-def _again(sheet: Sheet, done: Mapping[Path, Done]) -> dict[str, list[Job]]:
+def _again(planned: PlannedTable, done: Mapping[Path, JobResult]) -> dict[str, list[Job]]:
     """Return the runs of every grid's best with all seeds; where it is the paper's setting, those runs serve again."""
     found = {}
-    for name, setting in _bests(sheet, done).items():
-        key = name, folder_of(setting)
-        if key not in sheet.bests:
-            recipe = recipe_of(sheet.cells[name], [*sheet.plan.overrides, *words_of(setting)])
-            folder = sheet.plan.out / "tuned" / name / folder_of(setting)
-            again = [job_of(folder, f"{name} {folder_of(setting)}", recipe, seed) for seed in sheet.plan.seeds]
-            sheet.bests[key] = sheet.jobs[name] if recipe == sheet.settings[name] else again
-        found[name] = sheet.bests[key]
+    for name, setting in _bests(planned, done).items():
+        key = name, grid_folder(setting)
+        if key not in planned.bests:
+            recipe = cell_recipe(planned.cells[name], [*planned.plan.overrides, *overrides_of(setting)])
+            folder = planned.plan.out / "tuned" / name / grid_folder(setting)
+            again = [seed_job(folder, f"{name} {grid_folder(setting)}", recipe, seed) for seed in planned.plan.seeds]
+            planned.bests[key] = planned.jobs[name] if recipe == planned.settings[name] else again
+        found[name] = planned.bests[key]
     return found
 
 
 def _execute(
-    jobs: Mapping[str, list[Job]], wanted: Sequence[str], plan: Plan, keep: Keep | None = None
-) -> dict[Path, Done]:
+    jobs: Mapping[str, list[Job]], wanted: Sequence[str], plan: TablePlan, keep: OnProgress | None = None
+) -> dict[Path, JobResult]:
     return execute(jobs, wanted, plan.out, merge=plan.merge, workers=plan.workers, keep=keep)
 
 
 # -- what came out --------------------------------------------------------------------------------------------------
 
 
-def _pooled(jobs: Sequence[Job], done: Mapping[Path, Done], measure: str) -> Ours:
+def _pooled(jobs: Sequence[Job], done: Mapping[Path, JobResult], measure: str) -> Ours:
     """Return the runs of one setting, which differ in their seed alone."""
     results = {job.recipe.seed: done[job.folder] for job in jobs}
     summaries = {seed: one.summary for seed, one in results.items() if one.summary is not None}
@@ -142,24 +151,26 @@ def _pooled(jobs: Sequence[Job], done: Mapping[Path, Done], measure: str) -> Our
     return pool(summaries, problems, recipe.per_round or recipe.clients - recipe.newcomers, measure)
 
 
-def told_apart(table: PaperTable, cell: Cell, recipe: Recipe) -> int:
+def compared_clients(table: PaperTable, cell: TableCell, recipe: Recipe) -> int:
     """Return how many of the paper's figures we have beside the mean: our clients, or all domains."""
     return len(cell.column.clients) if table.measures[0] == "deployed" else recipe.clients
 
 
-def _entry(sheet: Sheet, name: str, done: Mapping[Path, Done], best: Setting, again: Sequence[Job]) -> Entry:
+def _entry(
+    planned: PlannedTable, name: str, done: Mapping[Path, JobResult], best: GridValues, again: Sequence[Job]
+) -> CellResult:
     """Return one cell: ours under the paper's setting, and under the best of its grid where one was tried."""
-    cell, grid = sheet.cells[name], sheet.trials[name]
-    ours = _pooled(sheet.jobs[name], done, sheet.measure)
-    paper = paper_of(cell, told_apart(sheet.table, cell, sheet.settings[name]))
+    cell, grid = planned.cells[name], planned.trials[name]
+    ours = _pooled(planned.jobs[name], done, planned.measure)
+    paper = paper_result(cell, compared_clients(planned.table, cell, planned.settings[name]))
     tuned: Tuned | None = None
     if grid:
-        runs = _pooled(again, done, sheet.measure) if again else pool({}, {}, 1)
+        runs = _pooled(again, done, planned.measure) if again else pool({}, {}, 1)
         tuned = {
             "setting": best,
-            "grid": [_tried(setting, done[job.folder], sheet.measure) for setting, job in grid],
+            "grid": [_tried(setting, done[job.folder], planned.measure) for setting, job in grid],
             "ours": runs,
-            "difference": difference(runs, paper, papers_measure(sheet.table.measures)),
+            "difference": difference(runs, paper, paper_measure(planned.table.measures)),
         }
     return {
         "column": cell.column.name,
@@ -172,41 +183,43 @@ def _entry(sheet: Sheet, name: str, done: Mapping[Path, Done], best: Setting, ag
     }
 
 
-def _outcome(sheet: Sheet, done: Mapping[Path, Done]) -> Outcome:
+def _outcome(planned: PlannedTable, done: Mapping[Path, JobResult]) -> Comparison:
     """Return the table as far as its runs have come."""
-    table, bests, again = sheet.table, _bests(sheet, done), _again(sheet, done)
-    all_of_it = {name: _entry(sheet, name, done, bests.get(name, {}), again.get(name, [])) for name in sheet.cells}
+    table, bests, again = planned.table, _bests(planned, done), _again(planned, done)
+    all_of_it = {name: _entry(planned, name, done, bests.get(name, {}), again.get(name, [])) for name in planned.cells}
     entries = {
-        name: entry for name, entry in all_of_it.items() if name in sheet.wanted or entry["ours"]["mean"] is not None
+        name: entry for name, entry in all_of_it.items() if name in planned.wanted or entry["ours"]["mean"] is not None
     }
     columns = [one for one in table.columns if one.name in {entry["column"] for entry in entries.values()}]
     rows = list(entries.values())
-    sheet.changes.update(_changes(table, {name: sheet.settings[name] for name in entries if name not in sheet.changes}))
-    outcome: Outcome = {
+    planned.changes.update(
+        _changes(table, {name: planned.settings[name] for name in entries if name not in planned.changes})
+    )
+    outcome: Comparison = {
         "table": table.name,
         "title": table.title,
         "paper": table.paper,
-        "seeds": list(sheet.plan.seeds),
+        "seeds": list(planned.plan.seeds),
         "columns": [{"name": one.name, "title": one.title, "clients": list(one.clients)} for one in columns],
         "rows": rows,
-        "deviations": [*_listed(table, {name: sheet.changes[name] for name in entries}), *table.deviations],
+        "deviations": [*_listed(table, {name: planned.changes[name] for name in entries}), *table.deviations],
         "notes": list(table.notes),
         "measures": list(table.measures),
         "agreement": agreement(rows, table.measures),
-        "sittings": _sittings(sheet.plan),
+        "sittings": _timings(planned.plan),
     }
     asked = {
         job.folder
-        for name in sheet.wanted
-        for job in (*sheet.jobs[name], *(job for _, job in sheet.trials[name]), *again.get(name, []))
+        for name in planned.wanted
+        for job in (*planned.jobs[name], *(job for _, job in planned.trials[name]), *again.get(name, []))
     }
     if left := sum(not _ended(done[folder]) for folder in asked):
         outcome["unfinished"] = left
     return outcome
 
 
-def _sittings(plan: Plan) -> list[Sitting]:
-    return read_sittings([plan.out, *plan.merge])
+def _timings(plan: TablePlan) -> list[Timing]:
+    return read_timings([plan.out, *plan.merge])
 
 
 def deviations(table: PaperTable, settings: Mapping[str, Recipe]) -> list[str]:
@@ -219,14 +232,14 @@ def _changes(table: PaperTable, settings: Mapping[str, Recipe]) -> dict[str, lis
     found: dict[str, list[str]] = {}
     cells = table.cells()
     for name, recipe in settings.items():
-        theirs, ours = config.flatten(recipe_of(cells[name], words_of(table.theirs))), config.flatten(recipe)
+        theirs, ours = config.flatten(cell_recipe(cells[name], overrides_of(table.theirs))), config.flatten(recipe)
         found[name] = [
             f"`{key}`: {_value(theirs.get(key))} → {_value(ours.get(key))}"
             for key in theirs | ours
             if key not in OUR_OWN and not key.startswith("fleet.") and theirs.get(key) != ours.get(key)
         ]
         titles = cells[name].column.clients
-        if cells[name].figure and (have := told_apart(table, cells[name], recipe)) < len(titles):
+        if cells[name].figure and (have := compared_clients(table, cells[name], recipe)) < len(titles):
             some = f"over our clients {', '.join(titles[:have])} instead of {', '.join(titles)}"
             found[name].append(f"The paper's mean is taken {some}")
     return found

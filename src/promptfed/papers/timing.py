@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import mean
 
 from promptfed.core.errors import PromptFedError
-from promptfed.papers.outcome import Sitting
+from promptfed.papers.comparison import Timing
 
 FILE = "sittings.jsonl"
 EVERY = 1.0  # seconds between two looks at the GPU
@@ -35,7 +35,7 @@ def gpu_load() -> float | None:
 
 
 @contextmanager
-def sitting(out: Path, workers: int, sample: Sample | None) -> Iterator[Callable[[], None]]:
+def timed(out: Path, workers: int, sample: Sample | None) -> Iterator[Callable[[], None]]:
     """Yield a function that counts a finished run; write the sitting's line when the block ends, however it ends."""
     runs, began, started = 0, time.monotonic(), datetime.datetime.now(datetime.UTC)
 
@@ -48,7 +48,7 @@ def sitting(out: Path, workers: int, sample: Sample | None) -> Iterator[Callable
             yield count
         finally:
             seconds = time.monotonic() - began
-            line: Sitting = {
+            line: Timing = {
                 "began": started.isoformat(timespec="seconds"),
                 "runs": runs,
                 "workers": workers,
@@ -81,9 +81,9 @@ def _watched(sample: Sample | None) -> Iterator[list[float]]:
         thread.join()
 
 
-def read_sittings(folders: Sequence[Path]) -> list[Sitting]:
+def read_timings(folders: Sequence[Path]) -> list[Timing]:
     """Return the lines of all these folders, the earliest first."""
-    found: list[Sitting] = []
+    found: list[Timing] = []
     for path in (folder / FILE for folder in folders):
         try:
             found += [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

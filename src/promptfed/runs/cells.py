@@ -30,7 +30,7 @@ Grid = Mapping[str, tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
-class Figure:
+class PrintedFigure:
     """What the paper printed in one cell, in percent: the mean, and every client where the table has them."""
 
     mean: float
@@ -38,7 +38,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """A setting all rows are measured in: a data set and its partition."""
 
     name: str
@@ -48,28 +48,28 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A method, the paper's figures for it by column, and what `--tune` may try."""
 
     name: str
     title: str
     recipe: Content
-    paper: Mapping[str, Figure]
+    paper: Mapping[str, PrintedFigure]
     traffic: float | None
     tune: Grid
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """One row in one column; its name is "ROW", or "COLUMN/ROW" in a table of several columns."""
 
     name: str
-    column: Column
-    row: Row
+    column: TableColumn
+    row: TableRow
     recipe: Content
 
     @property
-    def figure(self) -> Figure | None:
+    def figure(self) -> PrintedFigure | None:
         """Return what the paper printed here, if it printed anything."""
         return self.row.paper.get(self.column.name)
 
@@ -83,19 +83,19 @@ class PaperTable:
     paper: str
     base: Content
     theirs: Content
-    columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    columns: tuple[TableColumn, ...]
+    rows: tuple[TableRow, ...]
     deviations: tuple[str, ...]
     notes: tuple[str, ...]
     measures: tuple[str, ...] = ("mean",)
 
-    def cells(self) -> dict[str, Cell]:
+    def cells(self) -> dict[str, TableCell]:
         """Return all cells by name, column after column."""
         found = {}
         for column in self.columns:
             for row in self.rows:
                 name = row.name if len(self.columns) == 1 else f"{column.name}/{row.name}"
-                found[name] = Cell(name, column, row, merge(merge(self.base, column.recipe), row.recipe))
+                found[name] = TableCell(name, column, row, merge(merge(self.base, column.recipe), row.recipe))
         return found
 
 
@@ -143,13 +143,15 @@ def read_cells(path: Path, name: str) -> PaperTable:
     )
 
 
-def _column(entry: Content, where: str) -> Column:
+def _column(entry: Content, where: str) -> TableColumn:
     _check_keys(entry, ("name", "title", "clients", "recipe"), ("name",), where)
     clients = tuple(map(str, entry.get("clients", ())))
-    return Column(str(entry["name"]), str(entry.get("title", entry["name"])), clients, _table(entry, "recipe", where))
+    return TableColumn(
+        str(entry["name"]), str(entry.get("title", entry["name"])), clients, _table(entry, "recipe", where)
+    )
 
 
-def _row(entry: Content, columns: tuple[Column, ...], grids: Mapping[str, Grid], where: str) -> Row:
+def _row(entry: Content, columns: tuple[TableColumn, ...], grids: Mapping[str, Grid], where: str) -> TableRow:
     _check_keys(entry, ("name", "title", "recipe", "paper", "traffic", "tune"), ("name",), where)
     name, known = str(entry["name"]), {column.name: column for column in columns}
     figures = {}
@@ -162,19 +164,19 @@ def _row(entry: Content, columns: tuple[Column, ...], grids: Mapping[str, Grid],
         raise choice("grid", tune, grids, f'row "{name}" of {where}')
     grid = grids[tune] if isinstance(tune, str) else _grid(tune, where)
     traffic = entry.get("traffic")
-    return Row(
+    return TableRow(
         name, str(entry.get("title", name)), _table(entry, "recipe", where), figures, _number(traffic, where), grid
     )
 
 
-def _figure(value: object, column: Column, where: str) -> Figure:
+def _figure(value: object, column: TableColumn, where: str) -> PrintedFigure:
     """Read 94.29, or {clients = [92.71, …], mean = 94.29}."""
     given: Content = value if isinstance(value, dict) else {"mean": value}
     _check_keys(given, ("mean", "clients"), ("mean",), where)
     mean, clients = _number(given["mean"], where), [_number(client, where) for client in given.get("clients", ())]
     if mean is None or None in clients or len(clients) not in (0, len(column.clients)):
         raise PromptFedError(f'The figures for column "{column.name}" in {where} must be one mean and all its clients.')
-    return Figure(mean, tuple(client for client in clients if client is not None))
+    return PrintedFigure(mean, tuple(client for client in clients if client is not None))
 
 
 def _grid(value: object, where: str) -> Grid:

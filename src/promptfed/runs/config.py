@@ -19,7 +19,7 @@ from promptfed.data.partition import PARTITIONS
 from promptfed.federation import guards
 from promptfed.methods.with_frame import WithFrame
 from promptfed.runs import nested, registry
-from promptfed.runs.cells import SUFFIX, Cell
+from promptfed.runs.cells import SUFFIX, TableCell
 from promptfed.runs.nested import Table
 
 PROMPTED = f"+{WithFrame.name}"  # ends the name of a method whose images have a visual prompt
@@ -118,7 +118,7 @@ def describe(name: str) -> tuple[str, Table]:
     first = registry.recipes()[name].read_text(encoding="utf-8").split("\n", 1)[0]
     about = first.removeprefix("#").strip() if first.startswith("#") else ""
     found = registry.find_recipe(name)
-    if isinstance(found, Cell):
+    if isinstance(found, TableCell):
         about = f"{found.row.title}, {found.column.title}: {about}"
     return about, _read(name)[0]
 
@@ -145,7 +145,7 @@ def _read(source: str) -> tuple[Table, str]:
     if source.endswith(SUFFIX) or source in registry.tables():
         raise PromptFedError(f"{source} is a whole table, not one recipe; use promptfed reproduce {source}.")
     shipped = registry.find_recipe(source)
-    if isinstance(shipped, Cell):
+    if isinstance(shipped, TableCell):
         return shipped.recipe, source
     path = shipped or Path(source)
     if shipped is None and not source.endswith(".toml") and not path.is_file():

@@ -10,7 +10,7 @@ import promptfed.methods
 from promptfed.core.errors import PromptFedError, choice
 from promptfed.core.method import Method
 from promptfed.methods.with_frame import WithFrame
-from promptfed.runs.cells import SUFFIX, Cell, read_cells
+from promptfed.runs.cells import SUFFIX, TableCell, read_cells
 
 RECIPES = Path(__file__).parent / "recipes"
 
@@ -88,7 +88,7 @@ def recipes() -> dict[str, Path]:
     return found
 
 
-def find_recipe(name: str) -> Path | Cell | None:
+def find_recipe(name: str) -> Path | TableCell | None:
     """Return the file of a shipped recipe, or the cell of a shipped table; only that one table is read."""
     if name in single_recipes():
         return single_recipes()[name]
@@ -97,5 +97,5 @@ def find_recipe(name: str) -> Path | Cell | None:
 
 
 @cache  # there are hundreds of cells
-def _cells(table: str) -> dict[str, Cell]:
+def _cells(table: str) -> dict[str, TableCell]:
     return read_cells(tables()[table], table).cells()

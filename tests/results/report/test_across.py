@@ -8,7 +8,7 @@ import pytest
 
 from promptfed.cli.finished import Accuracy
 from promptfed.core.errors import PromptFedError
-from promptfed.results.report import Paper, Place, RunFolder, across, read_run
+from promptfed.results.report import PaperLayout, PaperPlace, RunFolder, across, read_run
 from promptfed.results.report.tables import ACCURACIES, Table
 from support.reports import MakeRun
 
@@ -62,9 +62,12 @@ def test_the_command_offers_every_measure() -> None:
 
 
 def test_the_papers_titles_order_and_figures(runs: list[RunFolder]) -> None:
-    places = {runs[2].path: Place("Alone", "Dir(0.3)", 71.25), runs[3].path: Place("FedAvg", "Dir(0.1)", None)}
-    places |= {run.path: Place("FedAvg", "Dir(0.3)", 61.0) for run in runs[:2]}
-    paper = Paper(("Nobody", "Alone", "FedAvg"), ("Dir(0.1)", "Dir(0.3)"), places)
+    places = {
+        runs[2].path: PaperPlace("Alone", "Dir(0.3)", 71.25),
+        runs[3].path: PaperPlace("FedAvg", "Dir(0.1)", None),
+    }
+    places |= {run.path: PaperPlace("FedAvg", "Dir(0.3)", 61.0) for run in runs[:2]}
+    paper = PaperLayout(("Nobody", "Alone", "FedAvg"), ("Dir(0.1)", "Dir(0.3)"), places)
     table = across(runs, paper=paper)
     assert [column.title for column in table.columns] == ["method", "Dir(0.1)", "Dir(0.3)"]
     assert texts(table) == [["Alone", "–", "69.50 (71.25)"], ["FedAvg", "49.50", "60.50 ± 1.41 (61.00)"]]
@@ -78,8 +81,8 @@ def test_the_papers_titles_order_and_figures(runs: list[RunFolder]) -> None:
 
 
 def test_a_method_of_ones_own_stands_in_the_papers_column(runs: list[RunFolder]) -> None:
-    places = {run.path: Place("FedAvg", "Dir(0.3)", 61.0) for run in runs[:2]}
-    table = across(runs, paper=Paper(("FedAvg",), ("Dir(0.3)",), places))
+    places = {run.path: PaperPlace("FedAvg", "Dir(0.3)", 61.0) for run in runs[:2]}
+    table = across(runs, paper=PaperLayout(("FedAvg",), ("Dir(0.3)",), places))
     assert [column.title for column in table.columns] == ["method", "Dir(0.3)", "dirichlet (alpha=0.1)"]
     assert texts(table) == [
         ["FedAvg", "60.50 ± 1.41 (61.00)", "–"],
@@ -90,15 +93,15 @@ def test_a_method_of_ones_own_stands_in_the_papers_column(runs: list[RunFolder])
 
 def test_two_kinds_of_runs_in_one_cell_are_told_apart(make_run: MakeRun) -> None:
     found = [read_run(make_run(name, lr=lr)) for name, lr in (("a", 0.1), ("b", 0.2))]
-    places = {run.path: Place("pFedPT", "Dir(0.3)", 61.0) for run in found}
-    table = across(found, paper=Paper(("pFedPT",), ("Dir(0.3)",), places))
+    places = {run.path: PaperPlace("pFedPT", "Dir(0.3)", 61.0) for run in found}
+    table = across(found, paper=PaperLayout(("pFedPT",), ("Dir(0.3)",), places))
     assert [row[0].text for row in table.rows] == ["pFedPT [pfedpt (lr=0.1)]", "pFedPT [pfedpt (lr=0.2)]"]
 
 
 def test_runs_that_only_their_folders_tell_apart(make_run: MakeRun) -> None:
     found = [read_run(make_run(name, clients=clients)) for name, clients in (("a", 4), ("b", 5))]
-    places = {run.path: Place("pFedPT", "Dir(0.3)", 61.0) for run in found}
-    table = across(found, paper=Paper(("pFedPT",), ("Dir(0.3)",), places))
+    places = {run.path: PaperPlace("pFedPT", "Dir(0.3)", 61.0) for run in found}
+    table = across(found, paper=PaperLayout(("pFedPT",), ("Dir(0.3)",), places))
     assert [row[0].text for row in table.rows] == [f"pFedPT [pfedpt] [{run.path}]" for run in found]
 
 
@@ -107,6 +110,6 @@ def test_an_unfinished_run_says_so_and_is_never_best(make_run: MakeRun) -> None:
     late = make_run("late", method="pfedpt", level=0.9, done=4)
     (late / "summary.json").unlink(missing_ok=True)
     found = [read_run(path) for path in (first, second, late)]
-    table = across(found, paper=Paper(("pFedPT",), ("Dir(0.3)",), {late: Place("pFedPT", "Dir(0.3)", 80.0)}))
+    table = across(found, paper=PaperLayout(("pFedPT",), ("Dir(0.3)",), {late: PaperPlace("pFedPT", "Dir(0.3)", 80.0)}))
     assert [row[0].text for row in table.rows] == ["pFedPT (unfinished)", "fedavg", "local"]
     assert [row[0].text for row in table.rows if row[1].best] == ["local"]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from promptfed.results.report.client_plots import Bars, Head, cell_chart, client_chart, heat_map, point_map
-from promptfed.results.report.plots import Line, Load, Spot, exchange_chart, line_chart, traffic_chart
+from promptfed.results.report.plots import Curve, Load, Spot, exchange_chart, line_chart, traffic_chart
 from promptfed.results.report.svg import nice_ticks
 
 NAME = "{http://www.w3.org/2000/svg}"
@@ -42,10 +42,10 @@ def tooltips(svg: str) -> list[str]:
     return [one.text or "" for one in parse(svg).iter("title")][1:]
 
 
-def line(values: list[float], colour: int = 0, label: str = "pfedpt") -> Line:
+def line(values: list[float], colour: int = 0, label: str = "pfedpt") -> Curve:
     """A curve with a band of one below and one above."""
     points = tuple((float(index + 1), value) for index, value in enumerate(values))
-    return Line(label, points, colour, band=tuple((x, y - 1, y + 1) for x, y in points))
+    return Curve(label, points, colour, band=tuple((x, y - 1, y + 1) for x, y in points))
 
 
 HEADS = [Head("0", 0, "a<b"), Head("2", 0, "a<b"), Head("1", 9, "street")]
@@ -125,7 +125,7 @@ def test_end_values_do_not_overlap() -> None:
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_values_that_are_all_the_same_show_the_whole_scale(value: float, rounds: int) -> None:
     points = tuple((float(number + 1), value) for number in range(rounds))
-    curve = Line("a", points, 0, band=tuple((x, y, y) for x, y in points))
+    curve = Curve("a", points, 0, band=tuple((x, y, y) for x, y in points))
     charts = (
         line_chart([curve], width=400, title="t", y_label="y", unit="%"),
         exchange_chart([Spot("a", 10, value, 0, 0), Spot("b", 20, value, 0, 1)], width=400, title="t"),
@@ -148,7 +148,7 @@ def test_clients_that_are_all_wrong_or_all_right(value: float, ticks: list[str])
 
 def test_a_loss_that_never_changes() -> None:
     for value in (0.0, 2.0):
-        assert texts(line_chart([Line("a", ((1.0, value),), 0)], width=400, title="t", y_label="y"), "end")[0] == "0"
+        assert texts(line_chart([Curve("a", ((1.0, value),), 0)], width=400, title="t", y_label="y"), "end")[0] == "0"
 
 
 def test_a_single_point_and_no_point() -> None:

@@ -12,7 +12,7 @@ from promptfed.core.errors import PromptFedError
 from promptfed.results.folder import names
 
 Json = Mapping[str, Any]
-Matrix = tuple[tuple[float, ...], ...]
+ClientMatrix = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Client:
 
 
 @dataclass(frozen=True)
-class Partition:
+class Holdings:
     """Who holds what."""
 
     hash: str
@@ -85,7 +85,7 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Requested:
+class DrawnFigure:
     """A figure someone asked for: its kind, its words, and its picture."""
 
     kind: str
@@ -95,19 +95,19 @@ class Requested:
 
 
 @dataclass(frozen=True)
-class Likeness:
+class PromptSimilarity:
     """How alike the clients' prompts are, the mean prompt removed or not, beside how far apart their labels are."""
 
-    cosine: Matrix
-    centred: Matrix
+    cosine: ClientMatrix
+    centred: ClientMatrix
     spread: float
-    label_distance: Matrix
+    label_distance: ClientMatrix
     label_correlation: float | None
     domain_correlation: float | None
 
 
 @dataclass(frozen=True)
-class Places:
+class DescriptorMap:
     """The clients' descriptors in the plane, and how they got there."""
 
     kind: str
@@ -122,9 +122,9 @@ class Figures:
     domain_names: tuple[str, ...]
     domains: tuple[int, ...]
     classes: tuple[int, ...]
-    prompts: Likeness | None
-    descriptors: Places | None
-    attention: Matrix | None
+    prompts: PromptSimilarity | None
+    descriptors: DescriptorMap | None
+    attention: ClientMatrix | None
 
 
 def read_text(path: Path) -> str:
@@ -187,7 +187,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
     return summary
 
 
-def read_partition(path: Path) -> Partition | None:
+def read_partition(path: Path) -> Holdings | None:
     """Return who holds what, or None where there is no such file."""
     raw = read_json(path)
     if raw is None:
@@ -197,7 +197,7 @@ def read_partition(path: Path) -> Partition | None:
             Client(_integers(one["counts"]), _integers(one.get("domains", ())), len(one["test"]))
             for one in raw["clients"]
         )
-        return Partition(str(raw["hash"]), _texts(raw["classes"]), _texts(raw.get("domain_names", ())), clients)
+        return Holdings(str(raw["hash"]), _texts(raw["classes"]), _texts(raw.get("domain_names", ())), clients)
     except (KeyError, TypeError, ValueError) as error:
         raise PromptFedError(f'"{path}" is not a partition: {why(error)}.') from error
 
@@ -228,20 +228,22 @@ def _figures(raw: Json) -> Figures:
     )
 
 
-def _likeness(raw: Json, count: int) -> Likeness:
+def _likeness(raw: Json, count: int) -> PromptSimilarity:
     if count < 2:
         raise ValueError("one client's prompt has nothing to be compared with")
     alike, centred, apart = (_matrix(raw[key], count, count, key) for key in ("cosine", "centred", "label_distance"))
     found = raw["rank_correlation"]
-    return Likeness(alike, centred, float(raw["spread"]), apart, number(found["label"]), number(found["domain"]))
+    return PromptSimilarity(
+        alike, centred, float(raw["spread"]), apart, number(found["label"]), number(found["domain"])
+    )
 
 
-def _places(raw: Json, count: int) -> Places:
+def _places(raw: Json, count: int) -> DescriptorMap:
     points = tuple((x, y) for x, y in _matrix(raw["points"], count, 2, "points"))
-    return Places(str(raw["map"]), points, tuple(float(value) for value in raw.get("explained", ())))
+    return DescriptorMap(str(raw["map"]), points, tuple(float(value) for value in raw.get("explained", ())))
 
 
-def _matrix(raw: Any, rows: int, columns: int | None, name: str) -> Matrix:
+def _matrix(raw: Any, rows: int, columns: int | None, name: str) -> ClientMatrix:
     """Return finite numbers of that shape; with no `columns`, rows of any one length but none."""
     found = tuple(tuple(float(value) for value in row) for row in raw)
     wanted = columns if columns is not None else max((len(row) for row in found), default=0)
@@ -259,13 +261,13 @@ def find_pictures(folder: Path) -> Iterator[Picture]:
     yield from (Picture(match["name"], int(match["client"]), path) for match, path in ordered)
 
 
-def find_requested(folder: Path) -> Iterator[Requested]:
+def find_drawn_figures(folder: Path) -> Iterator[DrawnFigure]:
     """Yield the figures of `promptfed figure` by kind; one whose picture is gone does not count."""
     for path in sorted(folder.glob("*.json")):
         picture, raw = path.with_suffix(".png"), read_json(path)
         if raw is not None and picture.is_file():
             try:
-                yield Requested(str(raw["kind"]), str(raw["title"]), str(raw["caption"]), picture)
+                yield DrawnFigure(str(raw["kind"]), str(raw["title"]), str(raw["caption"]), picture)
             except KeyError as error:
                 raise PromptFedError(f'"{path}" does not describe a figure: {why(error)}.') from error
 

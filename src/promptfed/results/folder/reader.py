@@ -8,16 +8,16 @@ from typing import Any
 from promptfed.core.errors import PromptFedError
 from promptfed.results.folder import names
 from promptfed.results.folder.parts import (
+    DrawnFigure,
     Figures,
+    Holdings,
     Json,
-    Partition,
     Picture,
-    Requested,
     Round,
     Scores,
     Traffic,
+    find_drawn_figures,
     find_pictures,
-    find_requested,
     number,
     numbers,
     parse_recipe,
@@ -40,10 +40,10 @@ class RunFolder:
     recipe_text: str
     recipe: Json
     rounds: tuple[Round, ...]
-    partition: Partition | None
+    partition: Holdings | None
     env: Json
     pictures: tuple[Picture, ...]
-    requested: tuple[Requested, ...]
+    requested: tuple[DrawnFigure, ...]
     checkpoint: bool
     figures: Figures | None
     figures_fault: str
@@ -134,7 +134,7 @@ def read_run(path: Path | str) -> RunFolder:
         partition=partition,
         env=read_json(folder / names.ENVIRONMENT) or {},
         pictures=tuple(find_pictures(folder / names.PICTURES)),
-        requested=tuple(find_requested(folder / names.DRAWN)),
+        requested=tuple(find_drawn_figures(folder / names.DRAWN)),
         checkpoint=(folder / names.CHECKPOINT / names.STATE).is_file(),
         figures=figures,
         figures_fault=fault,
@@ -195,7 +195,7 @@ def _finished(path: Path, raw: Json, recipe: Json) -> dict[str, Any]:
         raise PromptFedError(f'"{path}" is not a summary: {why(error)}.') from error
 
 
-def _unfinished(recipe: Json, rounds: tuple[Round, ...], partition: Partition | None) -> dict[str, Any]:
+def _unfinished(recipe: Json, rounds: tuple[Round, ...], partition: Holdings | None) -> dict[str, Any]:
     """The same fields while there is no summary: names from the recipe, numbers from the rounds so far."""
     scored = [(one.received, one) for one in rounds if one.received is not None]
     last = scored[-1][0] if scored else None

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from promptfed.core.errors import choice
 from promptfed.results.folder.reader import RunFolder
-from promptfed.results.report.groups import Group, group_runs
+from promptfed.results.report.groups import RunGroup, group_runs
 from promptfed.results.report.tables import ACCURACIES, Cell, Column, Table
 
 
 @dataclass(frozen=True)
-class Place:
+class PaperPlace:
     """Where a paper's table has a run, by the titles of row and column, and what the paper printed there."""
 
     row: str
@@ -20,18 +20,18 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Paper:
+class PaperLayout:
     """A paper's table as far as runs stand in it: its titles in their order, and the place of every run by folder."""
 
     rows: tuple[str, ...]
     columns: tuple[str, ...]
-    places: Mapping[Path, Place]
+    places: Mapping[Path, PaperPlace]
 
 
-NO_PAPER = Paper((), (), {})
+NO_PAPER = PaperLayout((), (), {})
 
 
-def across(runs: Sequence[RunFolder], measure: str = "mean", paper: Paper = NO_PAPER) -> Table:
+def across(runs: Sequence[RunFolder], measure: str = "mean", paper: PaperLayout = NO_PAPER) -> Table:
     """Return one row per method and one column per setting, seeds pooled as mean ± std, and the paper's in brackets."""
     if measure not in ACCURACIES:
         raise choice("measure", measure, ACCURACIES)
@@ -57,7 +57,7 @@ def across(runs: Sequence[RunFolder], measure: str = "mean", paper: Paper = NO_P
     return Table(tuple(head), tuple(zip(names, *cells, strict=True)), about=about)
 
 
-def _spots(groups: Sequence[Group], places: Sequence[Place | None], measure: str) -> list[tuple[str, str]]:
+def _spots(groups: Sequence[RunGroup], places: Sequence[PaperPlace | None], measure: str) -> list[tuple[str, str]]:
     """Return row and column of every group: the paper's titles where its table has the group, else their own names."""
     known = {group.setting: place.column for group, place in zip(groups, places, strict=True) if place}
     titles = dict(zip((group.setting for group in groups), _titles(groups, measure), strict=True)) | known
@@ -73,7 +73,7 @@ def _spots(groups: Sequence[Group], places: Sequence[Place | None], measure: str
     return list(zip(rows, columns, strict=True))
 
 
-def _titles(groups: Sequence[Group], measure: str) -> list[str]:
+def _titles(groups: Sequence[RunGroup], measure: str) -> list[str]:
     """Name every group's setting by that in which settings differ; a single one is what is measured in it."""
     settings = [group.setting for group in groups]
     parts = [(one.dataset, one.partition, one.backbone, f"{one.clients} clients") for one in settings]
@@ -90,7 +90,9 @@ def _ordered(names: Sequence[str], titles: Sequence[str | None], first: Sequence
     return sorted(ranks, key=ranks.__getitem__)
 
 
-def _column(column: str, groups: Mapping[str, Group], rows: Sequence[str], measure: str, paper: Paper) -> list[Cell]:
+def _column(
+    column: str, groups: Mapping[str, RunGroup], rows: Sequence[str], measure: str, paper: PaperLayout
+) -> list[Cell]:
     """Return a column's cells; the best finished one is marked where there is a choice."""
     filled = {row: ACCURACIES[measure].fill(group) for row, group in groups.items()}
     ranks = {row: rank for row, (_, rank) in filled.items() if rank is not None and groups[row].finished}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from promptfed.results.report.plots import Line, line_chart
+from promptfed.results.report.plots import Curve, line_chart
 from promptfed.results.report.svg import (
     Axis,
     Frame,
@@ -175,7 +175,7 @@ def _sorted_curves(series: Sequence[Bars], width: int, title: str) -> str:
         values = sorted(value for value in one.values if value is not None)
         steps = max(1, len(values) - 1)
         points = tuple((100 * index / steps, value) for index, value in enumerate(values))
-        lines.append(Line(one.label, points, one.colour, tag=False))
+        lines.append(Curve(one.label, points, one.colour, tag=False))
     return line_chart(
         lines, width=width, title=title, y_label="accuracy (%)", x_label="clients, worst to best (%)", unit="%"
     )

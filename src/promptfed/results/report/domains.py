@@ -13,11 +13,11 @@ from markupsafe import Markup
 
 from promptfed.results.folder import names
 from promptfed.results.report.figure import SQUARE, WIDE, Figure, Key
-from promptfed.results.report.groups import Group
+from promptfed.results.report.groups import RunGroup
 from promptfed.results.report.svg import Frame, cut, document, heading, n, series_class
 
 LETTERS = 12
-Numbers = tuple[tuple[int, ...], ...]
+CountRows = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class Domains:
     domains: tuple[str, ...]
     keys: tuple[str, ...]
     count: tuple[int, ...]
-    chosen: Numbers
-    right: Numbers
+    chosen: CountRows
+    right: CountRows
     correct: tuple[int, ...]
     sheet: Path
     shown: tuple[tuple[Shown, ...], ...]
 
-    def share(self, values: Numbers, domain: int, key: int) -> float:
+    def share(self, values: CountRows, domain: int, key: int) -> float:
         """Return a number of a domain's images as a percentage of all of them."""
         return 100 * values[domain][key] / self.count[domain]
 
@@ -77,14 +77,14 @@ def _domains(raw: Mapping[str, Any], folder: Path) -> Domains:
     return found
 
 
-def _numbers(raw: Any, rows: int, columns: int) -> Numbers:
+def _numbers(raw: Any, rows: int, columns: int) -> CountRows:
     found = tuple(tuple(int(value) for value in row) for row in raw)
     if len(found) != rows or not columns or any(len(row) != columns for row in found):
         raise ValueError("its parts do not fit")
     return found
 
 
-def draw(groups: Sequence[Group], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
+def draw(groups: Sequence[RunGroup], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
     """Draw the three figures of each group's first run that has keys."""
     del colours  # here they tell keys apart, not methods
     for group in groups:

@@ -5,15 +5,15 @@ from typing import Any
 
 from markupsafe import Markup
 
-from promptfed.results.folder.parts import Figures, Likeness, Matrix, Partition, Places
+from promptfed.results.folder.parts import ClientMatrix, DescriptorMap, Figures, Holdings, PromptSimilarity
 from promptfed.results.report.client_plots import MOST_NAMES, Head, cell_chart, point_map
 from promptfed.results.report.figure import SQUARE, Figure, Key
-from promptfed.results.report.groups import Group
+from promptfed.results.report.groups import RunGroup
 
 MOST_GROUPS = 24
 
 
-def exhibit(group: Group) -> dict[str, Any]:
+def exhibit(group: RunGroup) -> dict[str, Any]:
     """What a method shows of its clients, of the group's first run; or why it cannot be shown."""
     run = group.runs[0]
     shown = run.figures
@@ -42,7 +42,7 @@ def _several_domains(figures: Figures) -> bool:
     return len(set(figures.domains)) > 1
 
 
-def _heads(figures: Figures, partition: Partition | None) -> list[Head]:
+def _heads(figures: Figures, partition: Holdings | None) -> list[Head]:
     """Each client with its group: its domain where there are several, else its most frequent class."""
     if _several_domains(figures):
         noun, numbers, names = "domain", figures.domains, figures.domain_names
@@ -55,7 +55,9 @@ def _heads(figures: Figures, partition: Partition | None) -> list[Head]:
     ]
 
 
-def _likeness(figures: Figures, found: Likeness, heads: Sequence[Head], order: Sequence[int]) -> Iterable[Figure]:
+def _likeness(
+    figures: Figures, found: PromptSimilarity, heads: Sequence[Head], order: Sequence[int]
+) -> Iterable[Figure]:
     """The likeness of the clients' prompts beside the distance of their labels, both purple where clients agree."""
     ordered = [heads[client] for client in order]
     pairs = [(a, b) for a in range(len(heads)) for b in range(a)]
@@ -92,7 +94,7 @@ def _likeness(figures: Figures, found: Likeness, heads: Sequence[Head], order: S
     yield Figure(Markup(drawn), Markup(), (), caption + _correlations(found))
 
 
-def _correlations(found: Likeness) -> str:
+def _correlations(found: PromptSimilarity) -> str:
     """Whether like clients have like prompts, in one number for the labels and one for the domains."""
     known = {"the distance of labels": found.label_correlation, "being of different domains": found.domain_correlation}
     told = [f"{_signed(value)} with {what}" for what, value in known.items() if value is not None]
@@ -108,7 +110,7 @@ def _signed(value: float) -> str:
     return f"{value:+.2f}".replace("-", "−")
 
 
-def _places(found: Places, heads: Sequence[Head]) -> Figure:
+def _places(found: DescriptorMap, heads: Sequence[Head]) -> Figure:
     named = [Head(f"client {head.name}", head.series, head.group) for head in heads]
     drawn = point_map(named, found.points, width=SQUARE, title="Map of the descriptors")
     if found.kind == "t-SNE":
@@ -120,7 +122,7 @@ def _places(found: Places, heads: Sequence[Head]) -> Figure:
     return Figure(Markup(drawn), Markup(), (), f"The clients' descriptors {how}{named_by}")
 
 
-def _attention(found: Matrix, heads: Sequence[Head], order: Sequence[int]) -> Figure:
+def _attention(found: ClientMatrix, heads: Sequence[Head], order: Sequence[int]) -> Figure:
     """How each client weighs the basis; blank is even, and differences below a tenth of that stay pale."""
     count = len(found[0])
     even = 1 / count

@@ -12,7 +12,7 @@ WIDE, NARROW, SMALL = 960, 380, 460
 # Two of these stand side by side on a desk and one fills a phone, so once is enough.
 SQUARE = 400
 
-Draw = Callable[[int], str]
+Chart = Callable[[int], str]
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,6 @@ class Figure:
     table: Table | None = None
 
 
-def both_widths(draw: Draw, keys: Sequence[Key], caption: str) -> Figure:
+def both_widths(draw: Chart, keys: Sequence[Key], caption: str) -> Figure:
     """Draw a figure for wide pages and for narrow ones."""
     return Figure(Markup(draw(WIDE)), Markup(draw(NARROW)), tuple(keys), caption)

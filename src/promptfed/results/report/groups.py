@@ -30,7 +30,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Group:
+class RunGroup:
     """One row: runs that differ only in their seed."""
 
     label: str
@@ -48,7 +48,7 @@ class Group:
         return any(run.adapts for run in self.runs)
 
 
-def group_runs(runs: Sequence[RunFolder]) -> tuple[Group, ...]:
+def group_runs(runs: Sequence[RunFolder]) -> tuple[RunGroup, ...]:
     """Pool runs that differ only in seed; not the unfinished with the finished, nor repetitions of one seed."""
     if not runs:
         raise PromptFedError("There is no run to compare; give at least one run folder.")
@@ -68,7 +68,7 @@ def group_runs(runs: Sequence[RunFolder]) -> tuple[Group, ...]:
     named = _named([run.method for run in firsts], firsts, "method")
     marked = [name if run.finished else f"{name} (unfinished)" for name, run in zip(named, firsts, strict=True)]
     labels = _distinct(marked, settings, firsts)
-    return tuple(map(Group, labels, settings, pooled))
+    return tuple(map(RunGroup, labels, settings, pooled))
 
 
 def flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -11,11 +11,11 @@ from typing import Any
 from markupsafe import Markup
 
 from promptfed.results.folder import names
-from promptfed.results.folder.parts import Json, Partition
+from promptfed.results.folder.parts import Holdings, Json
 from promptfed.results.folder.reader import RunFolder, most_of
 from promptfed.results.report.figure import SMALL, Figure
-from promptfed.results.report.groups import Group
-from promptfed.results.report.plots import Line, line_chart
+from promptfed.results.report.groups import RunGroup
+from promptfed.results.report.plots import Curve, line_chart
 from promptfed.results.report.tables import Cell, Column, Table
 
 MOST_ROWS = 16
@@ -23,17 +23,19 @@ MOST_ROWS = 16
 Show = Callable[[RunFolder, Json, str, int], Iterable[Figure]]
 
 
-def draw_quality(groups: Sequence[Group], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
+def draw_quality(groups: Sequence[RunGroup], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
     """Show the measures of every group's words, and how the global one fared along the way."""
     return _draw(names.QUALITY, _show_quality, groups, colours, where)
 
 
-def draw_audit(groups: Sequence[Group], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
+def draw_audit(groups: Sequence[RunGroup], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
     """Show what was learned from what every group's clients send."""
     return _draw(names.AUDIT, _show_audit, groups, colours, where)
 
 
-def _draw(file: str, show: Show, groups: Sequence[Group], colours: Mapping[str, int], where: str) -> Iterator[Figure]:
+def _draw(
+    file: str, show: Show, groups: Sequence[RunGroup], colours: Mapping[str, int], where: str
+) -> Iterator[Figure]:
     """Show the file of the first run of each group that has it; one that cannot be read is a sentence."""
     for group in groups:
         run = next((run for run in group.runs if (run.path / file).is_file()), None)
@@ -113,7 +115,7 @@ def _show_quality(run: RunFolder, raw: Json, where: str, colour: int) -> Iterato
     yield Figure(Markup(), Markup(), (), caption + _notes(line["caution"] for line in raw["words"]), shown)
     points = tuple((float(line["round"]), float(line["fid"])) for line in raw["rounds"])
     if points:
-        curve = line_chart([Line("global", points, colour)], width=SMALL, title="FID over the rounds", y_label="FID")
+        curve = line_chart([Curve("global", points, colour)], width=SMALL, title="FID over the rounds", y_label="FID")
         told = f"{where}FID of the global word while it was trained once more; lower is better."
         yield Figure(Markup(curve), Markup(), (), told + _notes(line["caution"] for line in raw["rounds"]))
 
@@ -196,7 +198,7 @@ def _pictures(raw: Json) -> Table:
     return Table(_PICTURES, tuple(rows))
 
 
-def _classes(raw: Json, partition: Partition | None) -> Table:
+def _classes(raw: Json, partition: Holdings | None) -> Table:
     rows = []
     for client, line in zip(raw["clients"], raw["per_client"], strict=True):
         names = partition.classes if partition else tuple(map(str, range(len(line["inferred"]))))

@@ -15,10 +15,10 @@ from jinja2 import Environment, StrictUndefined
 from promptfed.core.errors import PromptFedError
 from promptfed.core.files import write_text
 from promptfed.results.folder import names
-from promptfed.results.folder.parts import Partition
+from promptfed.results.folder.parts import Holdings
 from promptfed.results.folder.reader import RunFolder, most_of, read_run
 from promptfed.results.report.exhibits import exhibit
-from promptfed.results.report.groups import Group, group_runs
+from promptfed.results.report.groups import RunGroup, group_runs
 from promptfed.results.report.sections import RESULTS, WORKINGS, drawn
 from promptfed.results.report.svg import shape_path
 from promptfed.results.report.tables import compare, human_bytes, percent
@@ -90,13 +90,13 @@ def _write_whole(target: Path, text: str) -> None:
         raise PromptFedError(f'The report cannot be written to "{target}": {error.strerror}.') from error
 
 
-def _title(groups: Sequence[Group]) -> str:
+def _title(groups: Sequence[RunGroup]) -> str:
     names = list(dict.fromkeys(group.runs[0].method for group in groups))
     data = " and ".join(dict.fromkeys(group.setting.dataset for group in groups))
     return f"{', '.join(names[:4])}{' and more' if len(names) > 4 else ''} on {data}"
 
 
-def _facts(groups: Sequence[Group]) -> list[str]:
+def _facts(groups: Sequence[RunGroup]) -> list[str]:
     """What all runs share, as short phrases under the title."""
     runs = [run for group in groups for run in group.runs]
     parts = {
@@ -118,7 +118,7 @@ def _badge(run: RunFolder, several: bool) -> str:
     return f"{run.path.name}: unfinished, {far} rounds" if several else f"unfinished, {far} rounds"
 
 
-def _tiles(groups: Sequence[Group]) -> list[Tile]:
+def _tiles(groups: Sequence[RunGroup]) -> list[Tile]:
     """The big numbers of one group, or the leaders of several that may be compared."""
     if len({group.setting for group in groups}) > 1:
         return []
@@ -141,12 +141,12 @@ def _tiles(groups: Sequence[Group]) -> list[Tile]:
     return [*tiles, Tile("Traffic per client and round", number, unit, detail)]
 
 
-def _mean_score(group: Group, attribute: str) -> float:
+def _mean_score(group: RunGroup, attribute: str) -> float:
     values: list[float] = [getattr(run.scores, attribute) for run in group.runs]
     return mean(values)
 
 
-def _tile_detail(group: Group, attribute: str, several: bool) -> str:
+def _tile_detail(group: RunGroup, attribute: str, several: bool) -> str:
     """Who leads; or for one run, the numbers next to the big one."""
     run, scores = group.runs[0], group.runs[0].scores
     adapted = "after its own adaptation" if group.adapts else ""
@@ -162,7 +162,7 @@ def _tile_detail(group: Group, attribute: str, several: bool) -> str:
     return f"client {known[0]}; p10 {percent(scores.p10)} %" if known else f"p10 {percent(scores.p10)} %"
 
 
-def _newcomer_tile(groups: Sequence[Group], several: bool) -> list[Tile]:
+def _newcomer_tile(groups: Sequence[RunGroup], several: bool) -> list[Tile]:
     """The newcomers' mean beside that of the clients that were there before them, where a group has both."""
     found = []
     for group in groups:
@@ -178,11 +178,11 @@ def _newcomer_tile(groups: Sequence[Group], several: bool) -> list[Tile]:
     return [Tile("Newcomers", percent(new), "%", f"{who}; founders {percent(old)} %")]
 
 
-def _seed_count(group: Group) -> str:
+def _seed_count(group: RunGroup) -> str:
     return f"seed {group.runs[0].seed}" if len(group.runs) == 1 else f"mean of {len(group.runs)} seeds"
 
 
-def _requested(group: Group) -> dict[str, Any]:
+def _requested(group: RunGroup) -> dict[str, Any]:
     """The figures someone asked for, of a group's first run."""
     figures = [
         {"source": _embedded(one.path), "title": one.title, "caption": one.caption} for one in group.runs[0].requested
@@ -200,7 +200,7 @@ def _embedded(path: Path) -> str:
     return f"data:image/png;base64,{b64encode(path.read_bytes()).decode('ascii')}"
 
 
-def _gallery(group: Group) -> dict[str, Any]:
+def _gallery(group: RunGroup) -> dict[str, Any]:
     """The learned prompts of a group's first run, each with its client's main classes."""
     run = group.runs[0]
     shown = [
@@ -215,7 +215,7 @@ def _gallery(group: Group) -> dict[str, Any]:
     return {"label": group.label, "pictures": shown, "hidden": len(run.pictures) - len(shown)}
 
 
-def _main_classes(partition: Partition | None, client: int) -> list[str]:
+def _main_classes(partition: Holdings | None, client: int) -> list[str]:
     """The classes a client holds most of."""
     if partition is None or client >= len(partition.clients):
         return []

@@ -28,7 +28,7 @@ from promptfed.results.report.tables import human_bytes
 
 
 @dataclass(frozen=True)
-class Line:
+class Curve:
     """One curve: points, an optional (x, low, high) band, its colour, and its dash ("", "dash" or "dot")."""
 
     label: str
@@ -62,7 +62,7 @@ class Spot:
 
 
 def line_chart(
-    lines: Sequence[Line],
+    lines: Sequence[Curve],
     *,
     width: int,
     title: str,
@@ -151,14 +151,14 @@ def _event(x: float, text: str, across: Axis, frame: Frame) -> str:
     return f'<path class="event" d="M{n(place)} {n(frame.top)}V{n(frame.height - frame.bottom)}"/>{name}'
 
 
-def _band(line: Line, across: Axis, up: Axis) -> str:
+def _band(line: Curve, across: Axis, up: Axis) -> str:
     """The area between the low and the high edge."""
     there = _path([(x, high) for x, _, high in line.band], across, up)
     back = _path([(x, low) for x, low, _ in reversed(line.band)], across, up)
     return f'<path class="band {series_class(line.colour)}" d="M{there}L{back}Z"/>'
 
 
-def _curve(line: Line, across: Axis, up: Axis, x_label: str, unit: str) -> str:
+def _curve(line: Curve, across: Axis, up: Axis, x_label: str, unit: str) -> str:
     """The stroke, and dots that name their values; of very many points only some carry a dot."""
     colour = series_class(line.colour)
     parts = [f'<path class="line {line.dash} {colour}" d="M{_path(line.points, across, up)}"/>'] if line.points else []
@@ -171,9 +171,9 @@ def _curve(line: Line, across: Axis, up: Axis, x_label: str, unit: str) -> str:
     return "".join(parts)
 
 
-def _end_values(lines: Sequence[Line], across: Axis, up: Axis) -> str:
+def _end_values(lines: Sequence[Curve], across: Axis, up: Axis) -> str:
     """The last value of each curve at its end, moved apart where two would overlap."""
-    ends: dict[float, list[Line]] = {}
+    ends: dict[float, list[Curve]] = {}
     for line in lines:
         if line.points and line.tag:
             ends.setdefault(line.points[-1][0], []).append(line)

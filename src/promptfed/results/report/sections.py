@@ -7,12 +7,12 @@ from statistics import mean, stdev
 
 from markupsafe import Markup
 
-from promptfed.results.folder.parts import Partition, Round
+from promptfed.results.folder.parts import Holdings, Round
 from promptfed.results.report import domains, measured
 from promptfed.results.report.client_plots import MOST_BARS, Bars, client_chart, heat_map
-from promptfed.results.report.figure import SMALL, Draw, Figure, Key, both_widths
-from promptfed.results.report.groups import Group, Setting
-from promptfed.results.report.plots import Line, Load, Spot, exchange_chart, line_chart, traffic_chart
+from promptfed.results.report.figure import SMALL, Chart, Figure, Key, both_widths
+from promptfed.results.report.groups import RunGroup, Setting
+from promptfed.results.report.plots import Curve, Load, Spot, exchange_chart, line_chart, traffic_chart
 
 # More bars than this turn into curves on a phone.
 CROWDED = 120
@@ -28,7 +28,7 @@ class Section:
 
     name: str
     heading: str
-    draw: Callable[[Sequence[Group], Mapping[str, int], str], Iterable[Figure]]
+    draw: Callable[[Sequence[RunGroup], Mapping[str, int], str], Iterable[Figure]]
     grid: bool = False  # small figures side by side
     per_setting: bool = True
 
@@ -41,11 +41,11 @@ class Drawn:
     figures: tuple[Figure, ...]
 
 
-def drawn(sections: Sequence[Section], groups: Sequence[Group]) -> list[Drawn]:
+def drawn(sections: Sequence[Section], groups: Sequence[RunGroup]) -> list[Drawn]:
     """Draw the sections that have something to show."""
     # A method has one colour, in every figure and setting.
     colours = {label: index for index, label in enumerate(dict.fromkeys(group.label for group in groups))}
-    by_setting: dict[Setting, list[Group]] = {}
+    by_setting: dict[Setting, list[RunGroup]] = {}
     for group in groups:
         by_setting.setdefault(group.setting, []).append(group)
     found = []
@@ -64,7 +64,7 @@ def drawn(sections: Sequence[Section], groups: Sequence[Group]) -> list[Drawn]:
 
 
 def _over_seeds(
-    group: Group, read: Callable[[Round], float | None], scale: float = 1
+    group: RunGroup, read: Callable[[Round], float | None], scale: float = 1
 ) -> tuple[tuple[float, float], ...]:
     """A value per round, averaged over the seeds, at the rounds where every seed has it."""
     found: dict[int, list[float]] = {}
@@ -75,7 +75,7 @@ def _over_seeds(
     return tuple((number, mean(all_)) for number, all_ in sorted(found.items()) if len(all_) == len(group.runs))
 
 
-def _curves(groups: Sequence[Group], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
+def _curves(groups: Sequence[RunGroup], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
     """Accuracy over the rounds: one method in detail, or several with the mean and the worst client of each."""
     lines, keys = _one_curve(groups[0], colours[groups[0].label]) if len(groups) == 1 else _many_curves(groups, colours)
     caption = "Test accuracy of the clients with what they hold at the start of a round. "
@@ -99,7 +99,7 @@ def _curves(groups: Sequence[Group], colours: Mapping[str, int], where: str) -> 
     caption += _adapted(
         groups, " After the method's own adaptation, in the end, {} is in the table and not drawn here."
     )
-    draw: Draw = lambda width: line_chart(  # noqa: E731
+    draw: Chart = lambda width: line_chart(  # noqa: E731
         lines,
         width=width,
         title="Accuracy over the rounds",
@@ -110,18 +110,18 @@ def _curves(groups: Sequence[Group], colours: Mapping[str, int], where: str) -> 
     yield both_widths(draw, keys, where + caption)
 
 
-def _adapted(groups: Sequence[Group], sentence: str) -> str:
+def _adapted(groups: Sequence[RunGroup], sentence: str) -> str:
     """The sentence about the methods whose models were adapted in the end; nothing if there is none."""
     names = [group.label for group in groups if group.adapts]
     return sentence.format(" and ".join(names)) if names else ""
 
 
-def _one_curve(group: Group, colour: int) -> tuple[list[Line], list[Key]]:
+def _one_curve(group: RunGroup, colour: int) -> tuple[list[Curve], list[Key]]:
     """The mean within its band, after local training, and the server's own model."""
     low = _over_seeds(group, lambda one: one.received.worst if one.received else None, 100)
     high = _over_seeds(group, lambda one: one.received.best if one.received else None, 100)
     band = tuple((x, worst, best) for (x, worst), (_, best) in zip(low, high, strict=True))
-    lines = [Line(group.label, _mean_curve(group), colour, band=band)]
+    lines = [Curve(group.label, _mean_curve(group), colour, band=band)]
     keys = [Key("line", colour, "mean"), Key("band", colour, "worst to best client")]
     more = {
         "after local training": _over_seeds(group, lambda one: one.trained.mean if one.trained else None, 100),
@@ -130,26 +130,26 @@ def _one_curve(group: Group, colour: int) -> tuple[list[Line], list[Key]]:
     # The palette's last two colours, so that no method seems to be drawn.
     for (label, points), dash, other in zip(more.items(), ("dash", "dot"), (6, 7), strict=True):
         if points:
-            lines.append(Line(label, points, other, dash=dash))
+            lines.append(Curve(label, points, other, dash=dash))
             keys.append(Key(dash, other, label))
     return lines, keys
 
 
-def _many_curves(groups: Sequence[Group], colours: Mapping[str, int]) -> tuple[list[Line], list[Key]]:
+def _many_curves(groups: Sequence[RunGroup], colours: Mapping[str, int]) -> tuple[list[Curve], list[Key]]:
     """The mean of each method and its worst client; bands would cover each other."""
     lines = []
     for group in groups:
         worst = _over_seeds(group, lambda one: one.received.worst if one.received else None, 100)
-        lines.append(Line(group.label, _mean_curve(group), colours[group.label]))
-        lines.append(Line(f"{group.label}, worst client", worst, colours[group.label], dash="dash thin", tag=False))
+        lines.append(Curve(group.label, _mean_curve(group), colours[group.label]))
+        lines.append(Curve(f"{group.label}, worst client", worst, colours[group.label], dash="dash thin", tag=False))
     return lines, [Key("line", line.colour, line.label) for line in lines[::2]]
 
 
-def _mean_curve(group: Group) -> tuple[tuple[float, float], ...]:
+def _mean_curve(group: RunGroup) -> tuple[tuple[float, float], ...]:
     return _over_seeds(group, lambda one: one.received.mean if one.received else None, 100)
 
 
-def _clients(groups: Sequence[Group], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
+def _clients(groups: Sequence[RunGroup], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
     """Each client's accuracy in the end, of the first seed: with another seed client 3 is another client."""
     series = []
     for group in groups:
@@ -167,13 +167,13 @@ def _clients(groups: Sequence[Group], colours: Mapping[str, int], where: str) ->
         caption += "Where bars would not fit, a curve shows the clients sorted from worst to best. "
     caption += "The more even, the fewer clients are left behind."
     keys = [Key("line" if many else "bar", one.colour, one.label) for one in series]
-    draw: Draw = lambda width: client_chart(series, width=width, title="Accuracy per client")  # noqa: E731
+    draw: Chart = lambda width: client_chart(series, width=width, title="Accuracy per client")  # noqa: E731
     yield both_widths(draw, keys, where + caption)
 
 
-def _holdings(groups: Sequence[Group], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
+def _holdings(groups: Sequence[RunGroup], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
     """Who holds what: one map per partition, by class and where there are several by domain."""
-    shown: dict[str, tuple[Partition, Setting]] = {}
+    shown: dict[str, tuple[Holdings, Setting]] = {}
     for group in groups:
         partition = group.runs[0].partition
         if partition is not None:
@@ -196,13 +196,13 @@ def _map(noun: str, rows: Sequence[str], columns: Sequence[Sequence[int]], where
     )
 
 
-def _measures(groups: Sequence[Group], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
+def _measures(groups: Sequence[RunGroup], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
     """One small chart for the test loss and for each number a method records."""
     names = dict.fromkeys(name for group in groups for run in group.runs for one in run.rounds for name in one.measures)
     readers: dict[str, Callable[[Round], float | None]] = {"test loss": lambda one: one.loss}
     readers |= {name.replace("_", " "): partial(_measured, name) for name in names}
     for name, read in readers.items():
-        lines = [Line(group.label, _over_seeds(group, read), colours[group.label]) for group in groups]
+        lines = [Curve(group.label, _over_seeds(group, read), colours[group.label]) for group in groups]
         lines = [line for line in lines if line.points]
         keys = [Key("line", line.colour, line.label) for line in lines] if len(groups) > 1 else []
         drawn = Markup(line_chart(lines, width=SMALL, title=name.capitalize(), y_label=name))
@@ -214,7 +214,7 @@ def _measured(name: str, one: Round) -> float | None:
     return one.measures.get(name)
 
 
-def _traffic(groups: Sequence[Group], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
+def _traffic(groups: Sequence[RunGroup], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
     """Bytes per client and round, of the first seed."""
     loads = []
     for group in groups:
@@ -222,11 +222,11 @@ def _traffic(groups: Sequence[Group], colours: Mapping[str, int], where: str) ->
         notes = (f"{sent.down_floats:,} floats", f"{sent.up_floats:,} floats")
         loads.append(Load(group.label, run.down_bytes, run.up_bytes, colours[group.label], notes))
     caption = "Bytes that travel per client and round, down to the client and up from it. The scale is logarithmic."
-    draw: Draw = lambda width: traffic_chart(loads, width=width, title="Traffic per client and round")  # noqa: E731
+    draw: Chart = lambda width: traffic_chart(loads, width=width, title="Traffic per client and round")  # noqa: E731
     yield both_widths(draw, [], where + caption)
 
 
-def _exchange(groups: Sequence[Group], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
+def _exchange(groups: Sequence[RunGroup], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
     """Accuracy against traffic, a point per method: where there is but one, there is nothing to weigh."""
     spots = []
     for group in groups:
@@ -242,7 +242,7 @@ def _exchange(groups: Sequence[Group], colours: Mapping[str, int], where: str) -
     if any(one.spread for one in spots):
         caption += " Bars: one standard deviation over the seeds, to either side."
     caption += _adapted(groups, " Accuracy of {}: after the method's own adaptation.")
-    draw: Draw = lambda width: exchange_chart(spots, width=width, title="Accuracy against traffic")  # noqa: E731
+    draw: Chart = lambda width: exchange_chart(spots, width=width, title="Accuracy against traffic")  # noqa: E731
     yield both_widths(draw, [], where + caption)
 
 

@@ -8,7 +8,7 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from promptfed.results.folder.reader import RunFolder, per_domain
-from promptfed.results.report.groups import Group, group_runs
+from promptfed.results.report.groups import RunGroup, group_runs
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -85,7 +85,7 @@ class Measure:
     """A column, and how a group fills it: its cell, and its rank (more is better; None is out of the race)."""
 
     column: Column
-    fill: Callable[[Group], tuple[Cell, float | None]]
+    fill: Callable[[RunGroup], tuple[Cell, float | None]]
 
 
 def compare(runs: Sequence[RunFolder]) -> Table:
@@ -112,7 +112,7 @@ def human_bytes(count: float) -> str:
     return f"{count:,.3g} TB" if count < 999.5 else f"{count:,.0f} TB"
 
 
-def _table(groups: Sequence[Group], measures: Sequence[Measure]) -> Table:
+def _table(groups: Sequence[RunGroup], measures: Sequence[Measure]) -> Table:
     """Lay out names first, then what differs between settings, then the measures."""
     names = [_method_column(groups), *_setting_columns(groups)]
     columns = [_ranked(measure, groups) for measure in measures]
@@ -121,7 +121,7 @@ def _table(groups: Sequence[Group], measures: Sequence[Measure]) -> Table:
     return Table(head, tuple(rows), len(names))
 
 
-def _method_column(groups: Sequence[Group]) -> tuple[Column, list[Cell]]:
+def _method_column(groups: Sequence[RunGroup]) -> tuple[Column, list[Cell]]:
     """The method, with the number of seeds where there are several."""
     cells = []
     for group in groups:
@@ -133,9 +133,9 @@ def _method_column(groups: Sequence[Group]) -> tuple[Column, list[Cell]]:
     return Column("method", ", ".join(told), ("method", "seeds"), False), cells
 
 
-def _setting_columns(groups: Sequence[Group]) -> list[tuple[Column, list[Cell]]]:
+def _setting_columns(groups: Sequence[RunGroup]) -> list[tuple[Column, list[Cell]]]:
     """The columns in which the runs differ, of data set, partition, backbone, clients and rounds."""
-    readers: dict[str, Callable[[Group], Any]] = {
+    readers: dict[str, Callable[[RunGroup], Any]] = {
         "data set": lambda group: group.setting.dataset,
         "partition": lambda group: group.setting.partition,
         "backbone": lambda group: group.setting.backbone,
@@ -151,7 +151,7 @@ def _setting_columns(groups: Sequence[Group]) -> list[tuple[Column, list[Cell]]]
     return found
 
 
-def _ranked(measure: Measure, groups: Sequence[Group]) -> list[Cell]:
+def _ranked(measure: Measure, groups: Sequence[RunGroup]) -> list[Cell]:
     """The cells of one column; per setting, the best finished one is marked when there is a choice."""
     filled = [measure.fill(group) for group in groups]
     ranks = [rank if group.finished else None for group, (_, rank) in zip(groups, filled, strict=True)]
@@ -162,7 +162,7 @@ def _ranked(measure: Measure, groups: Sequence[Group]) -> list[Cell]:
     return cells
 
 
-def _values(group: Group, read: Callable[[RunFolder], float | None]) -> list[float]:
+def _values(group: RunGroup, read: Callable[[RunFolder], float | None]) -> list[float]:
     return [value for run in group.runs if (value := read(run)) is not None]
 
 
@@ -184,7 +184,7 @@ def _accuracy(title: str, legend: str, read: Callable[[RunFolder], float | None]
     """A column of percents: the more the better, as written, so that equal cells are equally best."""
     column = Column(title, legend, (title.replace(" ", "_"), f"{title.replace(' ', '_')}_std"))
 
-    def fill(group: Group) -> tuple[Cell, float | None]:
+    def fill(group: RunGroup) -> tuple[Cell, float | None]:
         found = _values(group, read)
         if not found:
             return _missing(column)
@@ -198,7 +198,7 @@ def _best(ranked: bool) -> Measure:
     legend = "best mean as received of any round @ that round"
     column = Column("best", legend, ("best", "best_std", "best_round"))
 
-    def fill(group: Group) -> tuple[Cell, float | None]:
+    def fill(group: RunGroup) -> tuple[Cell, float | None]:
         found = _values(group, lambda run: run.best_mean)
         rounds = sorted({run.best_round for run in group.runs if run.best_round is not None})
         if not found or not rounds:
@@ -216,7 +216,7 @@ def _per_contact(
     """What travels for one client in one round, in bytes as measured and in floats: the less the better."""
     column = Column(title, legend, (f"{title}_bytes", f"{title}_floats"))
 
-    def fill(group: Group) -> tuple[Cell, float | None]:
+    def fill(group: RunGroup) -> tuple[Cell, float | None]:
         sent, numbers = mean(map(size, group.runs)), round(mean(map(floats, group.runs)))
         return Cell(f"{human_bytes(sent)} ({numbers:,} floats)", (f"{sent:.0f}", str(numbers))), -round(sent)
 
@@ -226,7 +226,7 @@ def _per_contact(
 def _seconds() -> Measure:
     column = Column("seconds", "wall time of the run", ("seconds", "seconds_std"))
 
-    def fill(group: Group) -> tuple[Cell, float | None]:
+    def fill(group: RunGroup) -> tuple[Cell, float | None]:
         found = [run.seconds for run in group.runs]
         return Cell(_pooled(found, "{:.1f}".format), _plain(found, "{:.1f}".format)), -round(mean(found), 1)
 
@@ -236,7 +236,7 @@ def _seconds() -> Measure:
 def _whole_run() -> Measure:
     column = Column("traffic", "bytes of the whole run, down and up, all clients", ("traffic_bytes",))
 
-    def fill(group: Group) -> tuple[Cell, float | None]:
+    def fill(group: RunGroup) -> tuple[Cell, float | None]:
         sent = mean(run.traffic.down_bytes + run.traffic.up_bytes for run in group.runs)
         return Cell(human_bytes(sent), (f"{sent:.0f}",)), -round(sent)
 

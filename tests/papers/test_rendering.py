@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 
 from promptfed.core.errors import PromptFedError
-from promptfed.papers.outcome import Entry, Outcome, agreement, difference, paper_of, pool
-from promptfed.papers.tables import failures, read_table, remarks, to_csv, to_latex, to_markdown, views, write_table
-from promptfed.runs.cells import Figure
-from support.outcomes import cell, entry, measured, rounds_of, summary
+from promptfed.papers.comparison import CellResult, Comparison, agreement, difference, paper_result, pool
+from promptfed.papers.rendering import failures, read_table, remarks, to_csv, to_latex, to_markdown, views, write_table
+from promptfed.runs.cells import PrintedFigure
+from support.comparisons import cell, entry, measured, rounds_of, summary
 
 
-def outcome(**changes: Any) -> Outcome:
+def outcome(**changes: Any) -> Comparison:
     """Return a table of two rows, the second of which is not in the paper and diverged."""
     ours = pool({0: summary(0.8, 0.9, after=0.875), 1: summary(0.9, 1.0, after=0.925)}, {}, 2)
-    paper = paper_of(cell(Figure(92.0, (91.0, 93.0))), 2)
+    paper = paper_result(cell(PrintedFigure(92.0, (91.0, 93.0))), 2)
     lost = pool({}, {0: "Training diverged in round 1.", 1: "Training diverged in round 2."}, 2)
-    made: Outcome = {
+    made: Comparison = {
         "table": "small",
         "title": "A table",
         "paper": "Somebody 2020.",
@@ -197,7 +197,7 @@ def test_an_unfinished_table_says_so() -> None:
 # -- for papers and programs ------------------------------------------------------------------------------------------
 
 
-def two_columns() -> Outcome:
+def two_columns() -> Comparison:
     """Return a table whose second column has no clients of its own."""
     made = outcome()
     made["columns"].append({"name": "right", "title": "Right", "clients": []})
@@ -248,7 +248,7 @@ def took(runs: int, seconds: float, workers: int = 1, busy: float | None = None)
     return sentence
 
 
-def test_every_sitting_has_a_sentence() -> None:
+def test_every_timing_has_a_sentence() -> None:
     assert took(1, 18.0) == "1 run in 18 s: 200 an hour."
     assert took(39, 1404.0, 12, 87.4) == (
         "39 runs in 23 min, 12 side by side: 100 an hour; the GPU was busy 87 % of the time."
@@ -269,7 +269,7 @@ def test_the_lowest_fid_is_best_and_accuracies_are_not_shown(tmp_path: Path) -> 
     rows = []
     for name, run in {"far": measured(tmp_path, 30.0), "near": measured(tmp_path, 20.0), "new": summary(0.5)}.items():
         ours = pool({0: run}, {}, 2, "fid")
-        entry: Entry = {
+        entry: CellResult = {
             "column": "left",
             "row": name,
             "title": name,

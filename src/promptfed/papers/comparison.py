@@ -17,13 +17,13 @@ from promptfed.core.errors import PromptFedError
 from promptfed.core.statistics import rank_correlation
 from promptfed.results.folder import names
 from promptfed.results.folder.reader import per_domain
-from promptfed.runs.cells import Cell, Figure
+from promptfed.runs.cells import PrintedFigure, TableCell
 
 FAR = 3.0  # points between ours and the paper's that are worth a line
 FEWEST = 3  # methods whose order says something
 
 
-class Traffic(TypedDict):
+class ClientTraffic(TypedDict):
     """What one client receives and sends in one round."""
 
     down_floats: int
@@ -45,11 +45,11 @@ class Ours(TypedDict):
     after: float | None
     by_seed: dict[str, float | None]
     recipe_hashes: dict[str, str]
-    traffic: Traffic | None
+    traffic: ClientTraffic | None
     problems: dict[str, str]
 
 
-class Tried(TypedDict):
+class GridPoint(TypedDict):
     """One point of a row's grid and its mean accuracy on the validation images, or what was the problem."""
 
     setting: dict[str, Any]
@@ -61,12 +61,12 @@ class Tuned(TypedDict):
     """The best of a row's grid, and its runs on the test images; nothing is best where no point has a result."""
 
     setting: dict[str, Any]
-    grid: list[Tried]
+    grid: list[GridPoint]
     ours: Ours
     difference: float | None  # by the measure of the paper's figures
 
 
-class Paper(TypedDict):
+class PaperResult(TypedDict):
     """The paper's figures for the clients that we have too."""
 
     mean: float
@@ -74,14 +74,14 @@ class Paper(TypedDict):
     traffic: float | None
 
 
-class Entry(TypedDict):
+class CellResult(TypedDict):
     """One row in one column."""
 
     column: str
     row: str
     title: str
     ours: Ours
-    paper: Paper | None
+    paper: PaperResult | None
     difference: float | None  # of our mean, whatever the paper's figures measure
     tuned: Tuned | None
 
@@ -96,7 +96,7 @@ class Agreement(TypedDict):
     by: NotRequired[str]  # the measure of the paper's figures, which decides what is far
 
 
-class Sitting(TypedDict):
+class Timing(TypedDict):
     """What one command ran, in how much time."""
 
     began: str
@@ -115,7 +115,7 @@ class Heading(TypedDict):
     clients: list[str]
 
 
-class Outcome(TypedDict):
+class Comparison(TypedDict):
     """The content of table.json."""
 
     table: str
@@ -123,12 +123,12 @@ class Outcome(TypedDict):
     paper: str
     seeds: list[int]
     columns: list[Heading]
-    rows: list[Entry]
+    rows: list[CellResult]
     deviations: list[str]
     notes: list[str]
     measures: NotRequired[list[str]]
     agreement: NotRequired[list[Agreement]]
-    sittings: NotRequired[list[Sitting]]
+    sittings: NotRequired[list[Timing]]
     unfinished: NotRequired[int]  # runs that were still to be made when this was written
 
 
@@ -199,9 +199,9 @@ def pool(
     return ours
 
 
-def paper_of(cell: Cell, clients: int) -> Paper | None:
+def paper_result(cell: TableCell, clients: int) -> PaperResult | None:
     """Return the paper's figures; where we have only the first of its clients, its mean is taken over those."""
-    figure: Figure | None = cell.figure
+    figure: PrintedFigure | None = cell.figure
     if figure is None:
         return None
     ours = list(figure.clients[:clients])
@@ -213,24 +213,24 @@ def paper_of(cell: Cell, clients: int) -> Paper | None:
     }
 
 
-def papers_measure(measures: Sequence[str]) -> str:
+def paper_measure(measures: Sequence[str]) -> str:
     """Return the measure of the paper's figures: a table shows `weighted` because its paper counts images."""
     return "weighted" if "weighted" in measures else measures[0]
 
 
-def difference(ours: Ours, paper: Paper | None, measure: str = "mean") -> float | None:
+def difference(ours: Ours, paper: PaperResult | None, measure: str = "mean") -> float | None:
     """Return ours minus the paper's, in points."""
     value = _measured(ours, measure)
     return None if paper is None or value is None else round(value - paper["mean"], 2)
 
 
-def agreement(rows: Sequence[Entry], measures: Sequence[str]) -> list[Agreement]:
+def agreement(rows: Sequence[CellResult], measures: Sequence[str]) -> list[Agreement]:
     """Compare ours with the paper's column by column: the order of the methods, and which are far from the paper's.
 
     What the paper's figures measure decides, and comes first. Rows without either are left out.
     """
     found: list[Agreement] = []
-    theirs = papers_measure(measures)
+    theirs = paper_measure(measures)
     for column in dict.fromkeys(entry["column"] for entry in rows):
         both = [(entry, entry["paper"]["mean"]) for entry in rows if entry["column"] == column and entry["paper"]]
         both = [(entry, printed) for entry, printed in both if _measured(entry["ours"], theirs) is not None]
@@ -287,7 +287,7 @@ def _per_client(found: Sequence[Mapping[str, Any]], measure: str) -> list[float 
     return [_mean([_percent(value) for value in client]) for client in zip(*runs, strict=True)]
 
 
-def _traffic(summary: Mapping[str, Any], per_round: int) -> Traffic:
+def _traffic(summary: Mapping[str, Any], per_round: int) -> ClientTraffic:
     sent, contacts = summary["traffic"], summary["rounds"] * per_round
     return {
         "down_floats": sent["down_floats"],

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from promptfed.core.errors import PromptFedError
-from promptfed.papers.printed import measure_of, paper_for
+from promptfed.papers.matching import compared_measure, match_runs
 from promptfed.papers.reproduce import find_table
-from promptfed.results.report import Place, read_run, run_folders
+from promptfed.results.report import PaperPlace, read_run, run_folders
 from promptfed.runs import config
 from support.command import promptfed
 from support.small_tables import run, small_table
@@ -28,32 +28,32 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def places(table: Path, *folders: str) -> dict[str, Place]:
+def places(table: Path, *folders: str) -> dict[str, PaperPlace]:
     """Return where the runs of these folders stand, by the end of their path."""
     found = run_folders([table.parent / name for name in folders])
-    paper, _ = paper_for(find_table(str(table)), [read_run(path) for path in found])
+    paper, _ = match_runs(find_table(str(table)), [read_run(path) for path in found])
     return {path.relative_to(table.parent).as_posix(): place for path, place in paper.places.items()}
 
 
 def test_a_run_is_the_cell_of_its_recipe(table: Path) -> None:
     assert places(table, "out") == {
-        "out/iid/fedavg/seed0": Place("FedAvg", "IID", 60.0),
-        "out/iid/local/seed0": Place("Local", "IID", None),
-        "out/dirichlet/fedavg/seed0": Place("FedAvg", "Dir(1)", 55.5),
-        "out/dirichlet/local/seed0": Place("Local", "Dir(1)", None),
+        "out/iid/fedavg/seed0": PaperPlace("FedAvg", "IID", 60.0),
+        "out/iid/local/seed0": PaperPlace("Local", "IID", None),
+        "out/dirichlet/fedavg/seed0": PaperPlace("FedAvg", "Dir(1)", 55.5),
+        "out/dirichlet/local/seed0": PaperPlace("Local", "Dir(1)", None),
     }
 
 
 def test_another_seed_and_another_rate_are_the_same_cell_and_another_partition_is_none(table: Path) -> None:
     assert places(table, "more") == {
-        "more/seed1": Place("FedAvg", "IID", 60.0),
-        "more/fast": Place("FedAvg", "IID", 60.0),
+        "more/seed1": PaperPlace("FedAvg", "IID", 60.0),
+        "more/fast": PaperPlace("FedAvg", "IID", 60.0),
     }
 
 
 def test_what_was_run_otherwise_is_told(table: Path) -> None:
     found = [read_run(table.parent / path) for path in ("out/iid/fedavg/seed0", "more/fast")]
-    _, told = paper_for(find_table(str(table)), found)
+    _, told = match_runs(find_table(str(table)), found)
     assert told == ["`rounds`: 4 → 2.", "`method.lr`: 0.05 → 0.3."]
 
 
@@ -95,15 +95,15 @@ def test_the_shipped_table_that_has_the_runs_is_named(table: Path) -> None:
     (recipe,) = config.load("pfedpt/t7-hard/c10-dir/fedavg")
     one = replace(read_run(table.parent / "more" / "seed1"), recipe=asdict(recipe))
     with pytest.raises(PromptFedError, match='is a cell of pfedpg/t1-office; did you mean "pfedpt/t7-hard"'):
-        paper_for(find_table("pfedpg/t1-office"), [one])
+        match_runs(find_table("pfedpg/t1-office"), [one])
     strange = replace(one, recipe={"method": {"name": "somebody.elses:Method"}})
-    paper, _ = paper_for(find_table("pfedpt/t7-hard"), [one, replace(strange, path=Path("elsewhere"))])
-    assert paper.places == {one.path: Place("FedAvg", "CIFAR-10, Dir(0.1)", 53.28)}
+    paper, _ = match_runs(find_table("pfedpt/t7-hard"), [one, replace(strange, path=Path("elsewhere"))])
+    assert paper.places == {one.path: PaperPlace("FedAvg", "CIFAR-10, Dir(0.1)", 53.28)}
 
 
 def test_figures_of_what_compare_has_not_are_refused() -> None:
-    assert measure_of(find_table("pfedpt/t7-hard")) == "weighted"
-    assert measure_of(find_table("pfedpg/t1-office")) == "mean"
-    assert measure_of(find_table("fedapt/t2-30clients")) == "domains"
+    assert compared_measure(find_table("pfedpt/t7-hard")) == "weighted"
+    assert compared_measure(find_table("pfedpg/t1-office")) == "mean"
+    assert compared_measure(find_table("fedapt/t2-30clients")) == "domains"
     with pytest.raises(PromptFedError, match="of measure fid, which compare has not; promptfed reproduce shows it"):
-        measure_of(find_table("relic/fig2-face"))
+        compared_measure(find_table("relic/fig2-face"))

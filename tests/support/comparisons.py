@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from promptfed.papers.outcome import (
-    Entry,
+from promptfed.papers.comparison import (
+    CellResult,
     difference,
-    paper_of,
+    paper_result,
     pool,
     with_quality,
 )
-from promptfed.runs.cells import Cell, Column, Figure, Row
+from promptfed.runs.cells import PrintedFigure, TableCell, TableColumn, TableRow
 
 
 def summary(*clients: float | None, after: float | None = None, partition: str = "p", recipe: str = "r") -> Any:
@@ -32,18 +32,18 @@ def summary(*clients: float | None, after: float | None = None, partition: str =
     }
 
 
-def cell(figure: Figure | None) -> Cell:
-    row = Row("one", "Method One", {}, {"left": figure} if figure else {}, 12.0, {})
-    return Cell("one", Column("left", "Left", ("A", "B"), {}), row, {})
+def cell(figure: PrintedFigure | None) -> TableCell:
+    row = TableRow("one", "Method One", {}, {"left": figure} if figure else {}, 12.0, {})
+    return TableCell("one", TableColumn("left", "Left", ("A", "B"), {}), row, {})
 
 
 def entry(
     row: str, ours: float | None, paper: float | None, column: str = "left", weighted: float | None = 0.0
-) -> Entry:
+) -> CellResult:
     """Return a cell by its two numbers, in percent."""
     made = pool({} if ours is None else {0: summary(ours / 100)}, {}, 1)
     made["weighted"] = weighted
-    printed = None if paper is None else paper_of(cell(Figure(paper)), 1)
+    printed = None if paper is None else paper_result(cell(PrintedFigure(paper)), 1)
     return {
         "column": column,
         "row": row,

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from promptfed.core.errors import PromptFedError
-from promptfed.papers.outcome import paper_of, papers_measure
-from promptfed.papers.reproduce import OUR_OWN, deviations, find_table, told_apart
-from promptfed.papers.sheet import recipe_of
-from promptfed.results.report import Paper, Place, RunFolder
+from promptfed.papers.comparison import paper_measure, paper_result
+from promptfed.papers.plan import cell_recipe
+from promptfed.papers.reproduce import OUR_OWN, compared_clients, deviations, find_table
+from promptfed.results.report import PaperLayout, PaperPlace, RunFolder
 from promptfed.runs import config, registry
 from promptfed.runs.cells import PaperTable
 from promptfed.runs.config import Recipe
@@ -21,9 +21,9 @@ SHOWN = {"mean": "mean", "weighted": "weighted", "deployed": "domains"}  # a tab
 Flat = Mapping[str, Any]
 
 
-def measure_of(table: PaperTable) -> str:
+def compared_measure(table: PaperTable) -> str:
     """Return the measure of the table's figures by its name in `compare`."""
-    found = papers_measure(table.measures)
+    found = paper_measure(table.measures)
     if found not in SHOWN:
         raise PromptFedError(
             f"The figures of {table.name} are of measure {found}, which compare has not; promptfed reproduce shows it."
@@ -31,7 +31,7 @@ def measure_of(table: PaperTable) -> str:
     return SHOWN[found]
 
 
-def paper_for(table: PaperTable, runs: Sequence[RunFolder]) -> tuple[Paper, list[str]]:
+def match_runs(table: PaperTable, runs: Sequence[RunFolder]) -> tuple[PaperLayout, list[str]]:
     """Return where the runs stand in the table, and in what they were run otherwise than the paper did.
 
     A run is the cell of its method, data set, partition and backbone that it is most like in all else by which the
@@ -44,10 +44,10 @@ def paper_for(table: PaperTable, runs: Sequence[RunFolder]) -> tuple[Paper, list
     cells = table.cells()
     places = {}
     for path, name in names.items():
-        printed = paper_of(cells[name], told_apart(table, cells[name], recipes[path]))
-        places[path] = Place(cells[name].row.title, cells[name].column.title, printed and printed["mean"])
+        printed = paper_result(cells[name], compared_clients(table, cells[name], recipes[path]))
+        places[path] = PaperPlace(cells[name].row.title, cells[name].column.title, printed and printed["mean"])
     titles = tuple(row.title for row in table.rows), tuple(column.title for column in table.columns)
-    return Paper(*titles, places), _deviations(table, names, recipes)
+    return PaperLayout(*titles, places), _deviations(table, names, recipes)
 
 
 def _recipe(run: RunFolder) -> Recipe | None:
@@ -59,7 +59,7 @@ def _recipe(run: RunFolder) -> Recipe | None:
 
 def _names(table: PaperTable, recipes: Mapping[Path, Recipe]) -> dict[Path, str]:
     """Return the cell that every run is, if it is one."""
-    cells = {name: config.flatten(recipe_of(cell, [])) for name, cell in table.cells().items()}
+    cells = {name: config.flatten(cell_recipe(cell, [])) for name, cell in table.cells().items()}
     keys = {key for cell in cells.values() for key in cell if key not in OUR_OWN | {"rounds"}}
     telling = [key for key in keys if len({repr(cell.get(key)) for cell in cells.values()}) > 1]
     found = {path: _nearest(config.flatten(recipe), cells, telling) for path, recipe in recipes.items()}

@@ -10,20 +10,19 @@ from typing import Any
 
 from promptfed.core.errors import PromptFedError
 from promptfed.core.files import write_json, write_text
-from promptfed.papers.outcome import (
+from promptfed.papers.comparison import (
     FAR,
     Agreement,
-    Entry,
+    CellResult,
+    ClientTraffic,
+    Comparison,
     Heading,
     Ours,
-    Outcome,
-    Sitting,
-    Traffic,
+    Timing,
     difference,
-    papers_measure,
+    paper_measure,
 )
-from promptfed.results.report.tables import Cell as Shown
-from promptfed.results.report.tables import Column, Table, human_bytes
+from promptfed.results.report.tables import Cell, Column, Table, human_bytes
 
 DIVERGED = "diverged"
 NONE = "–"  # where there is no number
@@ -38,23 +37,23 @@ LEGENDS = {
 # -- files ----------------------------------------------------------------------------------------------------------
 
 
-def write_table(folder: Path, outcome: Outcome) -> None:
+def write_table(folder: Path, outcome: Comparison) -> None:
     """Write table.json and table.md."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "table.json", outcome)
     write_text(folder / "table.md", to_markdown(outcome))
 
 
-def read_table(folder: Path) -> Outcome:
+def read_table(folder: Path) -> Comparison:
     """Return the content of table.json in `folder`; `to_markdown` writes it as table.md has it."""
     path = folder / "table.json"
     try:
-        content: Outcome = json.loads(path.read_text(encoding="utf-8"))
+        content: Comparison = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise PromptFedError(f"There is no table in {folder}: {path.name}: {error.strerror}.") from error
     except ValueError as error:
         raise PromptFedError(f"{path} is no valid JSON: {error}.") from error
-    if not isinstance(content, dict) or not Outcome.__required_keys__ <= set(content):
+    if not isinstance(content, dict) or not Comparison.__required_keys__ <= set(content):
         raise PromptFedError(f"{path} is no table.json of promptfed reproduce.")
     return content
 
@@ -62,7 +61,7 @@ def read_table(folder: Path) -> Outcome:
 # -- showing --------------------------------------------------------------------------------------------------------
 
 
-def to_markdown(outcome: Outcome) -> str:
+def to_markdown(outcome: Comparison) -> str:
     """Write the tables, failures, deviations and notes as Markdown."""
     seeds = f"Seed{'s' if len(outcome['seeds']) > 1 else ''} {', '.join(map(str, outcome['seeds']))}."
     blocks = [f"# {outcome['title']}", " ".join(filter(None, [outcome["paper"], seeds]))]
@@ -75,7 +74,7 @@ def to_markdown(outcome: Outcome) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def to_latex(outcome: Outcome) -> str:
+def to_latex(outcome: Comparison) -> str:
     """Write the tables alone for LaTeX, one below the other, each after a comment with its title."""
     several = len(outcome["columns"]) > 1
     blocks = []
@@ -85,7 +84,7 @@ def to_latex(outcome: Outcome) -> str:
     return "\n".join(blocks).replace("−", "$-$")  # a sign that LaTeX does not know by itself
 
 
-def to_csv(outcome: Outcome) -> str:
+def to_csv(outcome: Comparison) -> str:
     """Write all tables as one sheet of plain numbers; the first field says which column of the paper's a line is from.
 
     What a column of the paper's lacks, such as the clients of another one, is empty.
@@ -96,12 +95,12 @@ def to_csv(outcome: Outcome) -> str:
     for title, table in sheets:
         for row in table.rows:
             cells = {column.title: cell for column, cell in zip(table.columns, row, strict=True)}
-            empty = {name: Shown("", ("",) * len(column.fields)) for name, column in columns.items()}
+            empty = {name: Cell("", ("",) * len(column.fields)) for name, column in columns.items()}
             rows.append((_text(title), *(empty | cells).values()))
     return Table((Column("column", "", ("column",), False), *columns.values()), tuple(rows)).to_csv()
 
 
-def remarks(outcome: Outcome) -> dict[str, list[str]]:
+def remarks(outcome: Comparison) -> dict[str, list[str]]:
     """Return the sentences under the tables by their heading; empty headings are left out."""
     groups = {
         "Unfinished": _unfinished(outcome),
@@ -115,7 +114,7 @@ def remarks(outcome: Outcome) -> dict[str, list[str]]:
     return {title: sentences for title, sentences in groups.items() if sentences}
 
 
-def orders(outcome: Outcome) -> list[str]:
+def orders(outcome: Comparison) -> list[str]:
     """Return a sentence per column about the order of its methods, ours against the paper's."""
     titles, found = {column["name"]: column["title"] for column in outcome["columns"]}, []
     for one in outcome.get("agreement", []):
@@ -133,7 +132,7 @@ def _by(measure: str, agreement: Agreement) -> str:
     return f" by {measure}{', which is what the paper prints' if measure == agreement.get('by') else ''}"
 
 
-def differences(outcome: Outcome) -> list[str]:
+def differences(outcome: Comparison) -> list[str]:
     """Return a line for every cell that is more than three points from the paper's, by the paper's own measure."""
     far = {(one["column"], row): one.get("by") for one in outcome.get("agreement", []) for row in one["far"]}
     found = []
@@ -150,13 +149,13 @@ def differences(outcome: Outcome) -> list[str]:
     return found
 
 
-def _unfinished(outcome: Outcome) -> list[str]:
+def _unfinished(outcome: Comparison) -> list[str]:
     count = outcome.get("unfinished", 0)
     runs = f"{count} run{' is' if count == 1 else 's are'}"
     return [f"{runs} still to be made; till then a cell may be empty or have fewer seeds."] if count else []
 
 
-def _took(one: Sitting) -> str:
+def _took(one: Timing) -> str:
     """Write how much was run in how much time."""
     hours, minutes = divmod(round(one["seconds"] / 60), 60)
     time = f"{hours} h {minutes} min" if hours else f"{minutes} min" if minutes else f"{one['seconds']:.0f} s"
@@ -166,7 +165,7 @@ def _took(one: Sitting) -> str:
     return f"{runs} in {time}{side}: {one['runs_per_hour']:.0f} an hour{busy}."
 
 
-def failures(outcome: Outcome) -> list[str]:
+def failures(outcome: Comparison) -> list[str]:
     """Return a sentence for every run that gave no result; that some points of a grid diverge is no failure."""
     found = []
     for entry in outcome["rows"]:
@@ -183,7 +182,7 @@ def failures(outcome: Outcome) -> list[str]:
     return found
 
 
-def views(outcome: Outcome) -> list[tuple[str, Table]]:
+def views(outcome: Comparison) -> list[tuple[str, Table]]:
     """Return one table per column that has rows, under its title."""
     found = []
     for heading in outcome["columns"]:
@@ -193,9 +192,9 @@ def views(outcome: Outcome) -> list[tuple[str, Table]]:
     return found
 
 
-def _view(heading: Heading, entries: Sequence[Entry], measures: Sequence[str]) -> Table:
+def _view(heading: Heading, entries: Sequence[CellResult], measures: Sequence[str]) -> Table:
     """Lay out one column of the paper's table: method, clients, ours, the paper's, difference, traffic."""
-    parts: list[tuple[Column, list[Shown]]] = [
+    parts: list[tuple[Column, list[Cell]]] = [
         (Column("method", "", ("method",), False), [_text(entry["title"]) for entry in entries])
     ]
     for number, title in enumerate(heading["clients"]):
@@ -210,7 +209,7 @@ def _view(heading: Heading, entries: Sequence[Entry], measures: Sequence[str]) -
     if "weighted" in measures:
         parts += _weighted(entries)
     if any(entry["tuned"] for entry in entries):
-        parts += _tuned(entries, papers_measure(measures))
+        parts += _tuned(entries, paper_measure(measures))
     if measures[0] == "fid":
         shown = [_text(entry["ours"].get("measured") or NONE) for entry in entries]
         parts.append((Column("measured", "features, pictures drawn, real images", ("measured",), False), shown))
@@ -228,7 +227,7 @@ def _view(heading: Heading, entries: Sequence[Entry], measures: Sequence[str]) -
     return Table(tuple(columns), tuple(zip(*cells, strict=True)))
 
 
-def _weighted(entries: Sequence[Entry]) -> list[tuple[Column, list[Shown]]]:
+def _weighted(entries: Sequence[CellResult]) -> list[tuple[Column, list[Cell]]]:
     """Lay out what counts images: the last round, and the best one where the table knows of it."""
     shown = [_text(_two(entry["ours"].get("weighted"))) for entry in entries]
     apart = [_text(_signed(difference(entry["ours"], entry["paper"], "weighted"))) for entry in entries]
@@ -243,7 +242,7 @@ def _weighted(entries: Sequence[Entry]) -> list[tuple[Column, list[Shown]]]:
     return parts
 
 
-def _tuned(entries: Sequence[Entry], measure: str) -> list[tuple[Column, list[Shown]]]:
+def _tuned(entries: Sequence[CellResult], measure: str) -> list[tuple[Column, list[Cell]]]:
     """Lay out what `--tune` found, and how far it is from the paper's by this measure."""
     tuned = [entry["tuned"] for entry in entries]
     chosen = [_text(_setting(one["setting"]) if one and one["setting"] else NONE) for one in tuned]
@@ -266,18 +265,18 @@ def _setting(setting: Mapping[str, Any]) -> str:
     return ", ".join(f"{key.removeprefix('method.')}={value}" for key, value in setting.items())
 
 
-def _text(text: str) -> Shown:
-    return Shown(text, ("" if text == NONE else text,))
+def _text(text: str) -> Cell:
+    return Cell(text, ("" if text == NONE else text,))
 
 
-def _best(found: Sequence[Ours | None], lowest: bool = False) -> list[Shown]:
+def _best(found: Sequence[Ours | None], lowest: bool = False) -> list[Cell]:
     """Write every mean ± std, the highest (of distances the lowest) in bold where there is a choice."""
     means = [round(ours["mean"], 2) if ours and ours["mean"] is not None else None for ours in found]
     known, best = {value for value in means if value is not None}, min if lowest else max
     cells = []
     for ours, value in zip(found, means, strict=True):
         text, fields = (_ours(ours), _fields(ours)) if ours else (NONE, ("", "", ""))
-        cells.append(Shown(text, fields, best=len(known) > 1 and value == best(known)))
+        cells.append(Cell(text, fields, best=len(known) > 1 and value == best(known)))
     return cells
 
 
@@ -301,13 +300,13 @@ def _lost(ours: Ours) -> list[str]:
     return [DIVERGED if DIVERGED in sentence else "failed" for sentence in ours["problems"].values()]
 
 
-def _client(entry: Entry, number: int) -> Shown:
+def _client(entry: CellResult, number: int) -> Cell:
     ours, paper = entry["ours"]["per_client"], entry["paper"]
     value = ours[number] if number < len(ours) else None
     mine = "" if value is None else f"{value:.2f}"
     printed = paper["per_client"] if paper else []
     theirs = f"{printed[number]:.2f}" if number < len(printed) else ""
-    return Shown((mine or NONE) + (f" ({theirs})" if theirs else ""), (mine, theirs))
+    return Cell((mine or NONE) + (f" ({theirs})" if theirs else ""), (mine, theirs))
 
 
 def _two(value: float | None) -> str:
@@ -318,12 +317,12 @@ def _signed(value: float | None) -> str:
     return NONE if value is None else f"{value:+.2f}"
 
 
-def _count(value: float | None) -> Shown:
-    return _text(NONE) if value is None else Shown(f"{value:,.0f}", (f"{value:.0f}",))
+def _count(value: float | None) -> Cell:
+    return _text(NONE) if value is None else Cell(f"{value:,.0f}", (f"{value:.0f}",))
 
 
-def _sent(traffic: Traffic | None) -> Shown:
+def _sent(traffic: ClientTraffic | None) -> Cell:
     if traffic is None:
-        return Shown(NONE, ("", "", ""))
+        return Cell(NONE, ("", "", ""))
     down, up, size = traffic["down_floats"], traffic["up_floats"], traffic["down_bytes"] + traffic["up_bytes"]
-    return Shown(f"{down:,} + {up:,} ({human_bytes(size)})", (str(down), str(up), f"{size:.0f}"))
+    return Cell(f"{down:,} + {up:,} ({human_bytes(size)})", (str(down), str(up), f"{size:.0f}"))

@@ -9,14 +9,14 @@ from typing import Any
 from promptfed.core.errors import PromptFedError, choice
 from promptfed.papers.jobs import Job
 from promptfed.runs import config, nested
-from promptfed.runs.cells import Cell, PaperTable
+from promptfed.runs.cells import PaperTable, TableCell
 from promptfed.runs.config import Recipe
 
-Setting = dict[str, Any]
+GridValues = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Plan:
+class TablePlan:
     """What to do with a table: overrides of all its recipes, seeds, which rows and columns in which order, and how.
 
     Without rows or columns all are run, as the table has them.
@@ -33,16 +33,16 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Sheet:
+class PlannedTable:
     """What a plan makes of a table before anything runs: every cell that it shows, with its recipe and its runs."""
 
     table: PaperTable
-    plan: Plan
+    plan: TablePlan
     wanted: Sequence[str]  # the cells to run, in this order; others are shown as far as they are finished
-    cells: Mapping[str, Cell]
+    cells: Mapping[str, TableCell]
     settings: Mapping[str, Recipe]
     jobs: Mapping[str, list[Job]]
-    trials: Mapping[str, list[tuple[Setting, Job]]]
+    trials: Mapping[str, list[tuple[GridValues, Job]]]
     # worked out when they are first asked for, since a table is written many times
     changes: dict[str, list[str]] = field(default_factory=dict)  # what a cell does otherwise than the paper did
     bests: dict[tuple[str, str], list[Job]] = field(default_factory=dict)  # of the grids, by cell and setting
@@ -53,20 +53,21 @@ class Sheet:
         return self.table.measures[0]
 
 
-def plan_sheet(table: PaperTable, plan: Plan) -> Sheet:
+def plan_table(table: PaperTable, plan: TablePlan) -> PlannedTable:
     """Return what a plan makes of a table; a plan that cannot be followed is refused."""
     wanted = _selected(table, plan)
     _check_plan(plan)
     cells = {name: cell for name, cell in table.cells().items() if name in wanted or _fits(cell, plan.overrides)}
-    settings = {name: recipe_of(cell, plan.overrides) for name, cell in cells.items()}
+    settings = {name: cell_recipe(cell, plan.overrides) for name, cell in cells.items()}
     jobs = {
-        name: [job_of(plan.out / name, name, recipe, seed) for seed in plan.seeds] for name, recipe in settings.items()
+        name: [seed_job(plan.out / name, name, recipe, seed) for seed in plan.seeds]
+        for name, recipe in settings.items()
     }
     trials = {name: _trials(plan, cell) if plan.tune else [] for name, cell in cells.items()}
-    return Sheet(table, plan, wanted, cells, settings, jobs, trials)
+    return PlannedTable(table, plan, wanted, cells, settings, jobs, trials)
 
 
-def _selected(table: PaperTable, plan: Plan) -> list[str]:
+def _selected(table: PaperTable, plan: TablePlan) -> list[str]:
     """Return the names of the cells in the rows and columns asked for, row by row if rows were named."""
     for what, asked, known in (("row", plan.rows, table.rows), ("column", plan.columns, table.columns)):
         for name in asked:
@@ -81,13 +82,13 @@ def _selected(table: PaperTable, plan: Plan) -> list[str]:
     return sorted(found, key=lambda name: _place(found[name], plan))
 
 
-def _place(cell: Cell, plan: Plan) -> tuple[int, int]:
+def _place(cell: TableCell, plan: TablePlan) -> tuple[int, int]:
     """Return where a cell stands in the order of the rows and columns that were named."""
     row = plan.rows.index(cell.row.name) if plan.rows else 0
     return row, plan.columns.index(cell.column.name) if plan.columns else 0
 
 
-def _check_plan(plan: Plan) -> None:
+def _check_plan(plan: TablePlan) -> None:
     if not plan.seeds or len(set(plan.seeds)) != len(plan.seeds) or min(plan.seeds) < 0:
         raise PromptFedError(f"Seeds are different whole numbers from 0, not {','.join(map(str, plan.seeds))!r}.")
     if plan.workers < 1:
@@ -102,7 +103,7 @@ def _check_plan(plan: Plan) -> None:
             raise PromptFedError("A table is evaluated on test images; --tune uses the validation images by itself.")
 
 
-def recipe_of(cell: Cell, words: Sequence[str]) -> Recipe:
+def cell_recipe(cell: TableCell, words: Sequence[str]) -> Recipe:
     """Return the recipe of a cell after overrides."""
     place = _called(cell, words)
     try:
@@ -114,43 +115,43 @@ def recipe_of(cell: Cell, words: Sequence[str]) -> Recipe:
     return found[0]
 
 
-def _called(cell: Cell, words: Sequence[str]) -> str:
+def _called(cell: TableCell, words: Sequence[str]) -> str:
     """Say which cell it is, and of which method, since a key may be known to one and not to another."""
     given = dict(word.partition("=")[::2] for word in words)
     method = given.get("method.name", cell.recipe.get("method", {}).get("name", Recipe().method["name"]))
     return f"cell {cell.row.name} of {cell.column.name} (method {method})"
 
 
-def _fits(cell: Cell, words: Sequence[str]) -> bool:
+def _fits(cell: TableCell, words: Sequence[str]) -> bool:
     """Say whether a cell that is not asked for understands the overrides; if so, what it finished before is shown."""
     try:
-        recipe_of(cell, words)
+        cell_recipe(cell, words)
     except PromptFedError:
         return False
     return True
 
 
-def words_of(setting: Setting) -> list[str]:
+def overrides_of(setting: GridValues) -> list[str]:
     """Return the overrides that a setting is."""
     return [f"{key}={nested.literal(value)}" for key, value in setting.items()]
 
 
-def job_of(folder: Path, label: str, recipe: Recipe, seed: int) -> Job:
+def seed_job(folder: Path, label: str, recipe: Recipe, seed: int) -> Job:
     """Return the run of one seed."""
     return Job(f"{label}, seed {seed}", replace(recipe, seed=seed), folder / f"seed{seed}")
 
 
-def _trials(plan: Plan, cell: Cell) -> list[tuple[Setting, Job]]:
+def _trials(plan: TablePlan, cell: TableCell) -> list[tuple[GridValues, Job]]:
     """Return the row's grid in ascending order, each point with its run on the validation images."""
     found = []
     for values in product(*(sorted(tried) for tried in cell.row.tune.values())) if cell.row.tune else ():
         setting = dict(zip(cell.row.tune, values, strict=True))
-        recipe = recipe_of(cell, [*plan.overrides, *words_of(setting), "evaluate.split=val"])
-        folder = plan.out / "tune" / cell.name / folder_of(setting)
-        found.append((setting, Job(f"{cell.name}, {folder_of(setting)}", replace(recipe, seed=0), folder)))
+        recipe = cell_recipe(cell, [*plan.overrides, *overrides_of(setting), "evaluate.split=val"])
+        folder = plan.out / "tune" / cell.name / grid_folder(setting)
+        found.append((setting, Job(f"{cell.name}, {grid_folder(setting)}", replace(recipe, seed=0), folder)))
     return found
 
 
-def folder_of(setting: Setting) -> str:
+def grid_folder(setting: GridValues) -> str:
     """Return the name of the folder that a setting is run in."""
     return ",".join(f"{key}={value}" for key, value in setting.items()).replace("/", "_")

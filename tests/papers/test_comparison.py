@@ -6,18 +6,18 @@ from typing import Any
 import pytest
 
 from promptfed.core.errors import PromptFedError
-from promptfed.papers.outcome import (
+from promptfed.papers.comparison import (
     agreement,
     difference,
     headline,
     order_correlation,
-    paper_of,
-    papers_measure,
+    paper_measure,
+    paper_result,
     pool,
     with_quality,
 )
-from promptfed.runs.cells import Figure
-from support.outcomes import cell, entry, measured, rounds_of, summary
+from promptfed.runs.cells import PrintedFigure
+from support.comparisons import cell, entry, measured, rounds_of, summary
 
 
 def test_two_seeds_become_mean_and_spread() -> None:
@@ -48,11 +48,11 @@ def test_clients_without_test_images_have_no_mean() -> None:
 
 
 def test_the_papers_mean_is_over_the_clients_we_have() -> None:
-    figure = Figure(60.0, (50.0, 60.0, 70.5))
-    assert paper_of(cell(figure), 3) == {"mean": 60.0, "per_client": [50.0, 60.0, 70.5], "traffic": 12.0}
-    assert paper_of(cell(figure), 2) == {"mean": 55.0, "per_client": [50.0, 60.0], "traffic": 12.0}
-    assert paper_of(cell(Figure(60.0)), 2) == {"mean": 60.0, "per_client": [], "traffic": 12.0}
-    assert paper_of(cell(None), 2) is None
+    figure = PrintedFigure(60.0, (50.0, 60.0, 70.5))
+    assert paper_result(cell(figure), 3) == {"mean": 60.0, "per_client": [50.0, 60.0, 70.5], "traffic": 12.0}
+    assert paper_result(cell(figure), 2) == {"mean": 55.0, "per_client": [50.0, 60.0], "traffic": 12.0}
+    assert paper_result(cell(PrintedFigure(60.0)), 2) == {"mean": 60.0, "per_client": [], "traffic": 12.0}
+    assert paper_result(cell(None), 2) is None
 
 
 # -- agreement with the paper -----------------------------------------------------------------------------------------
@@ -65,8 +65,8 @@ def test_ours_minus_the_papers_by_either_measure() -> None:
 
 
 def test_the_papers_figures_count_images_where_a_table_does() -> None:
-    assert papers_measure(["mean", "weighted"]) == "weighted"
-    assert [papers_measure([name]) for name in ("mean", "deployed", "fid")] == ["mean", "deployed", "fid"]
+    assert paper_measure(["mean", "weighted"]) == "weighted"
+    assert [paper_measure([name]) for name in ("mean", "deployed", "fid")] == ["mean", "deployed", "fid"]
 
 
 def test_the_best_round_is_averaged_over_all_seeds_or_not_at_all() -> None:
