@@ -18,7 +18,7 @@ import torch
 
 from promptfed.backbones.cached import Cached
 from promptfed.backbones.clip import CLIP
-from promptfed.backbones.clip_checkpoint import Form
+from promptfed.backbones.clip_checkpoint import ClipArch
 from promptfed.backbones.text import TextArch
 from promptfed.backbones.transformer import Arch
 from promptfed.core import tree
@@ -61,7 +61,7 @@ def names_of(count: int) -> tuple[str, ...]:
 def task_of(size: Size, device: torch.device, chunk: int) -> Task:
     """Return the classes and a dual encoder with random weights whose images are already features."""
     names = names_of(size.classes)
-    net = CLIP.random((3, 224, 224), names, Form(IMAGE, size.tower), chunk=chunk).to(device)
+    net = CLIP.random((3, 224, 224), names, ClipArch(IMAGE, size.tower), chunk=chunk).to(device)
     return Task(Cached(net), names, size.clients)
 
 

@@ -218,7 +218,7 @@ def test_eight_bit_products_add_up_as_torch_does() -> None:
     draw = torch.Generator().manual_seed(1)
     x, matrix, bias = (torch.randn(*shape, generator=draw) for shape in ((33, 64), (48, 64), (48,)))
     want, got = (
-        float8.Matrix.of(matrix.to(device), bias.to(device))(float8.rows(x.to(device))).cpu()
+        float8.QuantisedLinear.of(matrix.to(device), bias.to(device))(float8.rows(x.to(device))).cpu()
         for device in ("cpu", "cuda")
     )
     torch.testing.assert_close(got.float(), want.float(), rtol=0.02, atol=0.1)

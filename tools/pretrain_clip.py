@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from promptfed.backbones import clip_checkpoint, text, transformer
 from promptfed.backbones.checkpoint import HALVES
 from promptfed.backbones.clip import CLIP, OPENING, LoadedCLIP
-from promptfed.backbones.clip_checkpoint import BLOCK_PARTS, EMBEDDED, PARTS, Form
+from promptfed.backbones.clip_checkpoint import BLOCK_PARTS, EMBEDDED, PARTS, ClipArch
 from promptfed.backbones.text import TextArch
 from promptfed.backbones.tokenizer import END, LAST, START, Tokenizer, letters, words
 from promptfed.backbones.transformer import Arch
@@ -307,7 +307,7 @@ def hub_tensors(weights: Tree) -> Tree:
     return tree.map(lambda value: value.half().contiguous(), made)
 
 
-def write(folder: Path, form: Form, weights: Tree, tokenizer: Tokenizer) -> None:
+def write(folder: Path, form: ClipArch, weights: Tree, tokenizer: Tokenizer) -> None:
     """Write the model hub's CLIP layout."""
     patch = form.image.patch
     shaped = {
@@ -378,7 +378,7 @@ def main() -> None:
     tokenizer = learn_tokenizer([one for one, _, _ in captions()] + [" ".join(FILLERS)])
     wide, size = given.text_width, len(tokenizer.vocabulary)
     grid = SIDE // given.patch, SIDE // given.patch
-    form = Form(
+    form = ClipArch(
         Arch(given.width, given.depth, given.heads, given.patch, 4 * given.width, grid, eps=1e-5, quick_gelu=True,
              pre_norm=True, patch_bias=False, projection=given.features),
         TextArch(wide, given.text_depth, given.text_heads, 4 * wide, size, 77, given.features),
@@ -394,7 +394,7 @@ def main() -> None:
     print(f"{tree.floats(weights):,} weights, {size} tokens, {len(set(captions())):,} captions", flush=True)
     weights, photographs, steps = pretrain(net, weights, tokenizer, given.data, plan)
     write(given.out, form, weights, tokenizer)
-    clip_checkpoint.read_form.cache_clear()
+    clip_checkpoint.read_arch.cache_clear()
     made = CLIP((3, SIDE, SIDE), len(CLASSES), CLASSES, str(given.out)).to(plan.device)
     facts = {
         "photographs": photographs,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from promptfed.analysis import audit as attacks
 from promptfed.analysis.audit import Attack, audit, balanced, matched, nearest
-from promptfed.analysis.generate import Brush
+from promptfed.analysis.generate import Sampler
 from promptfed.core.errors import PromptFedError
 from promptfed.results.report.measured import sentences
 from promptfed.runs.finished import open_run
@@ -19,7 +19,7 @@ from support.command import promptfed
 from support.inverted_runs import classified, inverted, painting
 from support.stopped_runs import content
 
-ATTACK = Attack(Brush(count=2))
+ATTACK = Attack(Sampler(count=2))
 
 
 class Means:
@@ -83,7 +83,7 @@ def test_an_uploaded_word_shows_whose_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("means")
 def test_prototypes_are_listed_among_what_is_sent(tmp_path: Path) -> None:
-    found = audit(open_run(inverted("relic", tmp_path)), Attack(Brush(count=2), clients=1))
+    found = audit(open_run(inverted("relic", tmp_path)), Attack(Sampler(count=2), clients=1))
     assert found["sent"] == {"word": [1, 12], "prototype": [2, 12]}
     assert found["clients"] == [0]
     assert found["per_client"][0]["nearest_others"] is None

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from promptfed.analysis.generate import Brush, generate, global_word, grid, save_picture, spoken, starts
+from promptfed.analysis.generate import Sampler, generate, global_word, grid, save_picture, spoken, starts
 from promptfed.backbones.painter import Painter
 from promptfed.core.errors import PromptFedError
 from promptfed.runs.finished import Finished, open_run, open_words
@@ -40,7 +40,7 @@ def size(path: Path) -> tuple[int, int]:
 
 
 def test_the_global_word_is_the_servers(relic: Finished, tmp_path: Path) -> None:
-    pictures = generate(relic, Brush(count=3), tmp_path / "grid.png")
+    pictures = generate(relic, Sampler(count=3), tmp_path / "grid.png")
     assert list(pictures) == ["global"]
     for picture in pictures["global"]:
         torch.testing.assert_close(picture, painted(relic.loop.server["word"]))
@@ -48,7 +48,7 @@ def test_the_global_word_is_the_servers(relic: Finished, tmp_path: Path) -> None
 
 
 def test_the_word_of_every_round_is_kept(relic: Finished, tmp_path: Path) -> None:
-    pictures = generate(relic, Brush(count=1), tmp_path / "grid.png", rounds=(1, 2))
+    pictures = generate(relic, Sampler(count=1), tmp_path / "grid.png", rounds=(1, 2))
     assert list(pictures) == ["global after round 1", "global after round 2"]
     first, last = (row[0] for row in pictures.values())
     torch.testing.assert_close(last, painted(relic.loop.server["word"]))
@@ -77,12 +77,12 @@ def test_the_servers_words_need_neither_images_nor_clients(relic: Finished, tmp_
     assert global_word(words).equal(relic.loop.server["word"])
     for after in (0, 1, 2):
         assert global_word(words, after).equal(global_word(relic, after))
-    here, there = (generate(run, Brush(count=2), tmp_path / "grid.png") for run in (words, relic))
+    here, there = (generate(run, Sampler(count=2), tmp_path / "grid.png") for run in (words, relic))
     # a painter's pictures are as large as the images, which are not there
     torch.testing.assert_close(here["global"].mean((-1, -2)), there["global"].mean((-1, -2)))
     for asked in ({"client": 1}, {"kind": "client"}):
-        with pytest.raises(PromptFedError, match="only the server's words are open"):
-            generate(words, Brush(count=1), tmp_path / "grid.png", **asked)
+        with pytest.raises(PromptFedError, match="Only the server's words of .* are open"):
+            generate(words, Sampler(count=1), tmp_path / "grid.png", **asked)
     assert promptfed("export", folder, "--out", tmp_path / "word.safetensors").code == 0
     assert promptfed("generate", folder, "--count", 1, "--out", tmp_path / "one.png").code == 0
     done = promptfed("generate", folder, "--client", 1, "--out", tmp_path / "one.png")
@@ -95,11 +95,11 @@ def test_the_servers_words_need_neither_images_nor_clients(relic: Finished, tmp_
 def test_a_word_sees_nothing_in_an_image(relic: Finished, tmp_path: Path) -> None:
     done = promptfed("predict", relic.folder, tmp_path / "photo.png", "--client", 0)
     assert done.code == 2
-    assert "is a run of relic, which learns a word and no classes; use promptfed generate." in done.err
+    assert "is a run of relic, which learns a word, not classes; use promptfed generate." in done.err
 
 
 def test_a_clients_word_is_made_its_own_by_its_branches(relic: Finished, tmp_path: Path) -> None:
-    pictures = generate(relic, Brush(count=1), tmp_path / "grid.png", client=2)
+    pictures = generate(relic, Sampler(count=1), tmp_path / "grid.png", client=2)
     down, personal = relic.own(2)
     word = spoken(relic, down | personal, "a photo of a {}")
     torch.testing.assert_close(pictures["client 2"][0], painted(word))
@@ -120,7 +120,7 @@ def test_the_scale_is_that_of_the_prompt(relic: Finished, monkeypatch: pytest.Mo
 
 
 def test_every_client_has_a_row(alone: Finished, tmp_path: Path) -> None:
-    pictures = generate(alone, Brush(count=2), tmp_path / "deep" / "grid.png", kind="client")
+    pictures = generate(alone, Sampler(count=2), tmp_path / "deep" / "grid.png", kind="client")
     assert list(pictures) == ["client 0", "client 1", "client 2"]
     assert size(tmp_path / "deep" / "grid.png") == (2 * (SIDE + 2) + 2, 3 * (SIDE + 2) + 2)
     # alone, each client's word has become its colour: the largest channel is its own
@@ -129,12 +129,12 @@ def test_every_client_has_a_row(alone: Finished, tmp_path: Path) -> None:
 
 def test_starts_depend_on_seed_and_number_alone() -> None:
     model, cpu = Painter((3, SIDE, SIDE), 3), torch.device("cpu")
-    few, many = (starts(model, Brush(count=count, seed=5), cpu) for count in (2, 4))
+    few, many = (starts(model, Sampler(count=count, seed=5), cpu) for count in (2, 4))
     assert many.shape == (4, 3, 2, 2)
     assert many[:2].equal(few)
     assert not many[0].equal(many[1])
-    assert not starts(model, Brush(count=2, seed=6), cpu).equal(few)
-    assert abs(float(starts(model, Brush(count=500), cpu).std()) - 1) < 0.05
+    assert not starts(model, Sampler(count=2, seed=6), cpu).equal(few)
+    assert abs(float(starts(model, Sampler(count=500), cpu).std()) - 1) < 0.05
 
 
 def test_a_grid_by_hand() -> None:
@@ -158,15 +158,15 @@ def test_what_cannot_be_drawn_is_said(relic: Finished, alone: Finished, tmp_path
         (alone, None, None, "every client has a word of its own"),
     ):
         with pytest.raises(PromptFedError, match=sentence):
-            generate(run, Brush(count=1), out, kind=kind, client=client)  # type: ignore[arg-type]
+            generate(run, Sampler(count=1), out, kind=kind, client=client)  # type: ignore[arg-type]
     with pytest.raises(PromptFedError, match="has words of rounds 0 … 2, not of round 3"):
-        generate(relic, Brush(count=1), out, rounds=(3,))
+        generate(relic, Sampler(count=1), out, rounds=(3,))
     with pytest.raises(PromptFedError, match="Only the global word is kept"):
-        generate(relic, Brush(count=1), out, client=1, rounds=(1,))
+        generate(relic, Sampler(count=1), out, client=1, rounds=(1,))
     with pytest.raises(PromptFedError, match="no ending of a picture"):
-        generate(relic, Brush(count=1, steps=0), tmp_path / "grid.nothing")  # said before anything is drawn
+        generate(relic, Sampler(count=1, steps=0), tmp_path / "grid.nothing")  # said before anything is drawn
     with pytest.raises(PromptFedError, match="--guidance must be a finite number, not nan"):
-        Brush(guidance=float("nan"))
+        Sampler(guidance=float("nan"))
     with pytest.raises(PromptFedError, match='Unknown device "foo"'):
         open_run(relic.folder, "foo")
     with pytest.raises(PromptFedError, match="is a run of fedavg, which learns no word"):

@@ -211,7 +211,7 @@ def test_mistakes_get_one_sentence(done: Result, own: tuple[list[Path], list[int
     (tmp_path / "here-b62fe227").mkdir()
     assert ask(tmp_path / "here", image).endswith(f'; did you mean "{tmp_path / "here-b62fe227"}"?\n')
     assert "neither recipe.toml nor model.safetensors" in ask(tmp_path, image)
-    assert "is no model: give model.safetensors" in ask(run / "recipe.toml", image)
+    assert "is not a model; give model.safetensors" in ask(run / "recipe.toml", image)
     assert "choose one with --client 0 … 3." in ask(run, image)
     assert "has clients 0 … 3, not 9." in ask(run, image, "--client", 9)
     assert "does not exist" in ask(run, tmp_path / "photo.jpg", "--client", 0)
@@ -223,7 +223,7 @@ def test_mistakes_get_one_sentence(done: Result, own: tuple[list[Path], list[int
     (started / "summary.json").unlink()
     assert "is not finished" in promptfed("predict", started, image, "--client", 0).err
     (started / "federation.json").write_text("{}")
-    assert "every model is at its site" in ask(started, image)
+    assert "the models are at the sites" in ask(started, image)
 
 
 def test_a_sites_folder_that_is_not_whole_gets_one_sentence(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_a_sites_folder_that_is_not_whole_gets_one_sentence(tmp_path: Path) -> N
         return str(raised.value)
 
     (tmp_path / "versions").mkdir()
-    assert fail() == f"{tmp_path} is not finished: it holds no model.safetensors."
+    assert fail() == f"{tmp_path} is not finished: it has no model.safetensors."
     (tmp_path / "model.safetensors").write_bytes(b"")
     assert f"{tmp_path / 'model.json'} is missing" in fail()
     assert "leave out --client" in fail(client=1)

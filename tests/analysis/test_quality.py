@@ -2,12 +2,8 @@
 
 import json
 import math
-import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,23 +13,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from promptfed.analysis import quality
-from promptfed.analysis.generate import Brush
+from promptfed.analysis.generate import Sampler
 from promptfed.analysis.quality import (
+    DrawRequest,
     Judge,
-    Wish,
     caution,
     chosen,
     fid,
-    find_features,
     kid,
     likeness,
     measure,
     real_images,
-    sent,
+    uploads,
 )
-from promptfed.backbones.clip_checkpoint import EMBEDDED
 from promptfed.core.errors import PromptFedError
-from promptfed.data.shops import CLASSES, load_shops
 from promptfed.federation.loop import rng_for
 from promptfed.results.report.measured import words
 from promptfed.runs.finished import Finished, open_run
@@ -130,77 +123,6 @@ def test_images_are_chosen_evenly() -> None:
     assert chosen(np.arange(3), 10).tolist() == [0, 1, 2]
 
 
-# -- features ---------------------------------------------------------------------------------------------------------
-
-
-def test_the_embedded_dual_encoder_knows_clothes() -> None:
-    shops = load_shops()
-    rows = np.flatnonzero(shops.test & (shops.domains == 0) & np.isin(shops.labels, (1, 8)))[::10]
-    found = find_features("clip", CLASSES, CPU)
-    features = found(torch.from_numpy(shops.images[rows]).movedim(-1, -3) / 127.5 - 1)
-    texts = found.texts()
-    assert texts is not None
-    assert found.name == "clip embedded"
-    said = (torch.nn.functional.normalize(features, dim=-1) @ texts.mT)[:, [1, 8]].argmax(1)
-    assert (said == torch.from_numpy(shops.labels[rows] == 8)).float().mean() > 0.9
-
-
-def test_a_folder_of_weights_is_called_by_its_name(tmp_path: Path) -> None:
-    shutil.copytree(EMBEDDED, tmp_path / "mine")
-    assert find_features(f"clip:{tmp_path / 'mine'}", CLASSES, CPU).name == "clip mine"
-
-
-class Doubles(torch.nn.Module):
-    def forward(self, x: Tensor, return_features: bool = False) -> Tensor:
-        means = x.float().mean((2, 3))
-        return means * 2 if return_features else means
-
-
-class Sums(torch.nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.float().sum((2, 3))
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize(("network", "expected"), [(Doubles(), [510.0, 0, 0]), (Sums(), [1020.0, 0, 0])])
-def test_torchscript_sees_bytes_and_returns_features(
-    network: torch.nn.Module, expected: list[float], tmp_path: Path
-) -> None:
-    path = tmp_path / "inception.pt"
-    torch.jit.save(torch.jit.script(network), path)
-    found = find_features(f"inception:{path}", ("a",), CPU)
-    red = torch.tensor([1.0, -1, -1]).view(1, 3, 1, 1).expand(2, 3, 2, 2)
-    assert found(red).tolist() == [expected, expected]
-    assert (found.name, found.texts()) == ("inception inception.pt", None)
-
-
-def test_torchmetrics_own_network_is_used_if_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-
-    def network(*words: Any) -> torch.nn.Module:
-        asked.append(words)
-        return Sums()
-
-    monkeypatch.setitem(sys.modules, "torchmetrics.image.fid", SimpleNamespace(NoTrainInceptionV3=network))
-    found = find_features("torchmetrics", ("a",), CPU)
-    assert asked == [("inception-v3-compat", ["2048"])]
-    assert found(torch.ones(1, 3, 1, 1)).tolist() == [[255, 255, 255]]
-
-
-def test_bad_features_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "text.pt").write_text("no network")
-    monkeypatch.setitem(sys.modules, "torchmetrics.image.fid", None)
-    for name, sentence in (
-        ("clop", 'Unknown features "clop"; did you mean "clip"?'),
-        ("inception", "Unknown features"),
-        (f"inception:{tmp_path / 'none.pt'}", "There is no file"),
-        (f"inception:{tmp_path / 'text.pt'}", "is no TorchScript network"),
-        ("torchmetrics", "needs: pip install torchmetrics"),
-    ):
-        with pytest.raises(PromptFedError, match=sentence.replace("?", r"\?")):
-            find_features(name, ("a",), CPU)
-
-
 # -- a run ------------------------------------------------------------------------------------------------------------
 
 
@@ -218,7 +140,7 @@ def test_a_judge_by_hand(relic: Finished) -> None:
 
 def test_what_is_sent_leaves_nothing_behind(relic: Finished) -> None:
     before = {client: relic.own(client) for client in range(3)}
-    once, twice = sent(relic, [0, 2]), sent(relic, [2])
+    once, twice = uploads(relic, [0, 2]), uploads(relic, [2])
     assert once["word"].shape == (2, 1, 12)
     assert once["word"][1].equal(twice["word"][0])
     for client, (down, personal) in before.items():
@@ -226,12 +148,12 @@ def test_what_is_sent_leaves_nothing_behind(relic: Finished) -> None:
         assert all(now[0][name].equal(value) for name, value in down.items())
         assert all(now[1][name].equal(value) for name, value in personal.items())
     with pytest.raises(PromptFedError, match="not 3"):
-        sent(relic, [3])
+        uploads(relic, [3])
 
 
 def test_words_of_a_run(relic: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quality, "find_features", lambda *_: Means())
-    found = measure(relic, Wish(Brush(count=4), clients=2, own=3, real=6))
+    found = measure(relic, DrawRequest(Sampler(count=4), clients=2, own=3, real=6))
     assert [(line["word"], line.get("client")) for line in found["words"]] == [
         ("global", None), ("global", 0), ("sent", 0), ("client", 0), ("global", 1), ("sent", 1), ("client", 1),
     ]  # fmt: skip
@@ -253,10 +175,10 @@ def test_few_images_in_one_place_are_compared_with_all(tmp_path: Path, monkeypat
     assert real_images(central, "own").tolist() == own.tolist()
     assert real_images(central, "all").tolist() == list(range(24)), "the 12 test images are not among them"
     pictures = painted(central.loop.server["word"]).expand(4, -1, -1, -1)
-    found = measure(central, Wish(Brush(count=4), clients=0))
+    found = measure(central, DrawRequest(Sampler(count=4), clients=0))
     assert found["against"] == "all"
     assert found["words"] == [{"word": "global", **Judge(central, Means(), np.arange(24))(pictures)}]
-    found = measure(central, Wish(Brush(count=4), clients=0, every=1, against="own"))
+    found = measure(central, DrawRequest(Sampler(count=4), clients=0, every=1, against="own"))
     assert found["against"] == "own"
     assert found["words"] == [{"word": "global own", **Judge(central, Means(), own)(pictures)}]
     assert [line["real"] for line in found["rounds"]] == [8, 8, 8]
@@ -276,7 +198,7 @@ def test_a_curve_ends_where_the_run_did(relic: Finished, monkeypatch: pytest.Mon
     monkeypatch.setattr(quality, "find_features", lambda *_: Means())
     kept = (relic.folder / "rounds.jsonl").read_bytes()
     judge = Judge(relic, Means(), chosen(real_images(relic, "all"), 50))
-    found = measure(relic, Wish(Brush(count=2), clients=0, every=1))
+    found = measure(relic, DrawRequest(Sampler(count=2), clients=0, every=1))
     assert [line["round"] for line in found["rounds"]] == [0, 1, 2]
     first, last, end = found["rounds"][0], found["rounds"][2], found["words"][0]
     start = relic.loop.method.init_server(relic.task, rng_for(relic.plan.recipe.seed, "server"))["word"]
@@ -288,7 +210,7 @@ def test_a_curve_ends_where_the_run_did(relic: Finished, monkeypatch: pytest.Mon
 
 def test_without_a_server_there_are_clients_words(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quality, "find_features", lambda *_: Means())
-    found = measure(open_run(folders["ti-local"]), Wish(Brush(count=2), clients=1, every=1))
+    found = measure(open_run(folders["ti-local"]), DrawRequest(Sampler(count=2), clients=1, every=1))
     assert [(line["word"], line["client"]) for line in found["words"]] == [("client", 0)]
     assert found["rounds"] == []
 
@@ -319,4 +241,4 @@ def test_the_command(folders: dict[str, Path]) -> None:
 
 def test_a_run_of_another_kind_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PromptFedError, match="learns no word"):
-        measure(open_run(classified("fedavg", tmp_path)), Wish(Brush()))
+        measure(open_run(classified("fedavg", tmp_path)), DrawRequest(Sampler()))

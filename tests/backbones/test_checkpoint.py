@@ -171,7 +171,7 @@ def refused(weights: str | Path, sentence: str) -> None:
 )
 def test_no_such_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    refused(name, "no such folder or file, and it is no hub name" if name else "config.json")
+    refused(name, "no such folder or file, and it is not a hub name" if name else "config.json")
 
 
 def test_an_empty_folder(tmp_path: Path) -> None:
@@ -180,10 +180,10 @@ def test_an_empty_folder(tmp_path: Path) -> None:
 
 def test_a_torn_configuration(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type"')
-    refused(tmp_path, r"config\.json is no valid JSON")
+    refused(tmp_path, r"config\.json is not valid JSON")
     (tmp_path / "list").mkdir()
     (tmp_path / "list" / "config.json").write_text("[]")
-    refused(tmp_path / "list", r"config\.json holds no JSON object")
+    refused(tmp_path / "list", r"config\.json does not hold a JSON object")
 
 
 def test_an_unknown_model_type(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_no_tensors(tmp_path: Path) -> None:
 def test_torn_tensors(tmp_path: Path) -> None:
     where = saved(vit(), tmp_path)
     (tmp_path / "model.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes()[:1000])
-    refused(where, r"model\.safetensors is no whole safetensors file")
+    refused(where, r"model\.safetensors is not a complete safetensors file")
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_torn_tensors(tmp_path: Path) -> None:
 def test_a_missing_weight(gone: str, named: str, tmp_path: Path) -> None:
     where = saved(vit(), tmp_path)
     edit(tmp_path, lambda tensors: tensors.pop(gone))
-    refused(where, f'is no whole checkpoint: it has no weight for "{re.escape(named)}"')
+    refused(where, f'is not a complete checkpoint: it has no weight for "{re.escape(named)}"')
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("no route\nto the hub")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", silent)
-    refused("nobody/not-there", r"is no folder here, and the hub gave none: no route\.$")
+    refused("nobody/not-there", r"is not a folder here, and the hub did not deliver it: no route\.$")
 
 
 def test_a_hub_name_fetches_the_configuration_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

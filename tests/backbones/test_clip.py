@@ -12,7 +12,7 @@ from torch import Tensor
 
 from promptfed.backbones import BACKBONES, text, transformer
 from promptfed.backbones.clip import CLIP, LoadedCLIP
-from promptfed.backbones.clip_checkpoint import Form
+from promptfed.backbones.clip_checkpoint import ClipArch
 from promptfed.backbones.text import TextArch
 from promptfed.backbones.transformer import Arch
 from promptfed.core import options, tree
@@ -27,7 +27,7 @@ from support.toys import rng
 CPU = torch.device("cpu")
 SHAPE = (3, 16, 16)
 NAMES = ("cat", "red_dog", "a car's 9 trees")
-FORM = Form(
+FORM = ClipArch(
     Arch(16, 2, 2, 4, 24, (4, 4), quick_gelu=True, pre_norm=True, patch_bias=False, projection=10),
     TextArch(12, 3, 2, 24, 300, 77, 10),
 )
@@ -322,7 +322,7 @@ def test_the_classifier_sees_the_projected_features() -> None:
 
 def test_training_everything_starts_from_the_pretrained_image_tower() -> None:
     start, x = NET.init(rng()), normal(2, *SHAPE)
-    assert start.keys() == transformer.shapes(NET.form.image).keys() | {"head.weight", "head.bias"}
+    assert start.keys() == transformer.shapes(NET.arch.image).keys() | {"head.weight", "head.bias"}
     assert "projection.weight" in start
     assert "prenorm.bias" in start
     assert "patch.bias" not in start

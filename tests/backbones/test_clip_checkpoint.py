@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from promptfed.backbones import clip_checkpoint
 from promptfed.backbones.clip import CLIP
-from promptfed.backbones.clip_checkpoint import Form
+from promptfed.backbones.clip_checkpoint import ClipArch
 from promptfed.backbones.text import TextArch
 from promptfed.backbones.tokenizer import END
 from promptfed.backbones.transformer import Arch
@@ -42,7 +42,7 @@ def refused(weights: str | Path, sentence: str) -> None:
 def test_what_a_configuration_leaves_out_has_the_hubs_defaults(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "clip", "text_config_dict": null, "vision_config": {}}')
     pixels = clip_checkpoint.PIXELS
-    assert clip_checkpoint.read_form(str(tmp_path)) == Form(
+    assert clip_checkpoint.read_arch(str(tmp_path)) == ClipArch(
         Arch(
             768, 12, 12, 32, 3072, (7, 7), eps=1e-5, quick_gelu=True, pre_norm=True, patch_bias=False, projection=512,
             statistics=pixels,
@@ -102,7 +102,7 @@ def test_forms_that_do_not_fit(tower: str, key: str, value: object, sentence: st
 def test_a_missing_weight(gone: str, named: str, tmp_path: Path) -> None:
     saved(clip(), tmp_path)
     edit(tmp_path, lambda tensors: tensors.pop(gone))
-    refused(tmp_path, f'is no whole checkpoint: it has no weight for "{re.escape(named)}"')
+    refused(tmp_path, f'is not a complete checkpoint: it has no weight for "{re.escape(named)}"')
 
 
 def test_no_folder_but_a_file(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_no_weights_and_torn_weights(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     refused(tmp_path, r"has no model\.safetensors\.$")
     (tmp_path / "pytorch_model.bin").write_bytes(b"torn")
-    refused(tmp_path, r"pytorch_model\.bin is no whole PyTorch file")
+    refused(tmp_path, r"pytorch_model\.bin is not a complete PyTorch file")
 
 
 def test_no_tokenizer(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_tokenizer_of_another_model(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text(json.dumps(VOCABULARY | {"more": len(VOCABULARY)}))
     refused(tmp_path, rf"has more tokens than the text tower's vocab_size={len(VOCABULARY)}\.$")
     (tmp_path / "vocab.json").write_text(json.dumps({"[CLS]": 0}))
-    refused(tmp_path, r"vocab\.json is no vocabulary of CLIP's: it has no <\|startoftext\|>\.$")
+    refused(tmp_path, r"vocab\.json is not a CLIP vocabulary: it has no <\|startoftext\|>\.$")
     assert END in VOCABULARY
 
 

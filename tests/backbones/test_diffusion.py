@@ -272,7 +272,7 @@ def test_without_diffusers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_classifies_nothing(net: LoadedDiffusion) -> None:
     for use in (lambda: net({}, images(1)), lambda: net.token_width, lambda: net.layers):
-        with pytest.raises(PromptFedError, match="draws images and classifies none"):
+        with pytest.raises(PromptFedError, match="draws images and does not classify"):
             use()
     assert net.draws() == {}
 

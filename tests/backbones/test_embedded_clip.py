@@ -31,7 +31,7 @@ def test_it_says_how_it_was_made() -> None:
 
 
 def test_its_form_is_the_documented_one() -> None:
-    image, words = NET.form.image, NET.form.text
+    image, words = NET.arch.image, NET.arch.text
     assert (image.patch, image.width, image.depth, image.heads, image.mlp) == (8, 96, 3, 3, 384)
     assert (words.width, words.depth, words.heads, words.mlp, words.positions) == (64, 2, 4, 256, 77)
     assert image.projection == words.projection == 128

@@ -228,8 +228,8 @@ def test_a_configuration_that_does_not_fit(changes: dict[str, object], sentence:
     ("content", "sentence"),
     [
         (None, "there is no such file."),
-        (b"torn", "is no whole PyTorch file"),
-        ([1], "holds no weights by name; save the network's state_dict()."),
+        (b"torn", "is not a complete PyTorch file"),
+        ([1], "does not hold weights by name; save the network's state_dict()."),
         ({"a.weight": torch.zeros(1)}, "has neither torchvision's names of a ResNet nor the hub's."),
     ],
 )

@@ -63,9 +63,9 @@ def test_what_is_not_in_the_vocabulary_is_the_end_token() -> None:
 
 def test_torn_files(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(PromptFedError, match=r"tokenizer\.json is no vocabulary of CLIP's"):
+    with pytest.raises(PromptFedError, match=r"tokenizer\.json is not a CLIP vocabulary"):
         read_tokenizer(tmp_path)
     vocabulary = {START: 0, END: 1}
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary, "merges": ["a b c"]}}))
-    with pytest.raises(PromptFedError, match=r"a merge that is no pair: 'a b c'\.$"):
+    with pytest.raises(PromptFedError, match=r"a merge that is not a pair: 'a b c'\.$"):
         read_tokenizer(tmp_path)

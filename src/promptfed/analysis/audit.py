@@ -8,15 +8,15 @@ in a run folder: one more round from the final state, which is then forgotten, s
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from promptfed.analysis.generate import Brush, draw_all
-from promptfed.analysis.quality import Features, caution, fid, find_features, real_pictures, sent
+from promptfed.analysis.generate import Sampler, draw_all
+from promptfed.analysis.picture_features import Features, find_features
+from promptfed.analysis.quality import caution, fid, real_pictures, uploads
 from promptfed.core import keys, tree
 from promptfed.core.errors import PromptFedError
 from promptfed.core.files import write_json
@@ -24,19 +24,18 @@ from promptfed.core.tree import Tree
 from promptfed.data.batches import ClientData
 from promptfed.data.dataset import Indices
 from promptfed.results.folder import names
+from promptfed.results.folder.record import Line
 from promptfed.runs.finished import Finished
 
 BATCH = 256
 PER_CLASS = 20  # public images of each class that an uploaded model is tried on, at most
-
-Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Attack:
     """What the server tries: on how many clients, and with which pictures and features where a word is sent."""
 
-    brush: Brush
+    sampler: Sampler
     features: str = "clip"
     clients: int = 16  # the first so many
 
@@ -46,7 +45,7 @@ def audit(run: Finished, attack: Attack) -> Line:
     clients = list(range(min(attack.clients, len(run.loop.shards))))
     if run.plan.recipe.guards.get("secure"):
         found: Line = {"kind": "nothing", "why": "secure aggregation shows the server the mean alone"}
-    elif not (up := sent(run, clients)):
+    elif not (up := uploads(run, clients)):
         found = {"kind": "nothing", "why": "clients of this method send nothing"}
     else:
         seen = {"sent": {name: list(value.shape[1:]) for name, value in up.items()}}
@@ -80,7 +79,7 @@ def _pictures(run: Finished, up: Tree, clients: Sequence[int], attack: Attack) -
     """Draw every client's uploaded word, without what it keeps to itself, and look for its images in that."""
     features = find_features(attack.features, run.plan.dataset.classes, run.loop.device)
     words = {str(client): up["word"][number] for number, client in enumerate(clients)}
-    drawn = draw_all(run, words, attack.brush)
+    drawn = draw_all(run, words, attack.sampler)
     side = next(iter(drawn.values())).shape[-1]
     made = [features(pictures) for pictures in drawn.values()]
     held = [_held(run, features, client, side) for client in clients]
@@ -173,7 +172,7 @@ def balanced(run: Finished) -> Indices:
     rows = [np.flatnonzero(data.dealt & data.test & (data.labels == label)) for label in range(len(data.classes))]
     rows = [row for row in rows if len(row)]
     if not rows:
-        raise PromptFedError(f'"{data.name}" has no test images, on which an uploaded model could be tried.')
+        raise PromptFedError(f'"{data.name}" has no test images to try an uploaded model on.')
     each = min(PER_CLASS, *(len(row) for row in rows))
     return np.concatenate([row[:each] for row in rows])
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from safetensors.torch import save
 from torch import Tensor
 
-from promptfed.analysis.generate import PROMPT, client_word, global_word, whole
+from promptfed.analysis.generate import PROMPT, client_word, global_word, with_clients
 from promptfed.core.errors import PromptFedError
 from promptfed.runs.finished import Finished, Words
 
@@ -23,8 +23,8 @@ def export_word(
     if token.split() != [token]:
         raise PromptFedError(f'"{token}" cannot be a token: it must be one word without spaces, such as <clematis>.')
     if out.suffix != ".safetensors":
-        raise PromptFedError(f"{out} must end in .safetensors, by which other programs know the format.")
-    word = global_word(run) if client is None else client_word(whole(run), client, prompt)
+        raise PromptFedError(f"{out} must end in .safetensors, which tells other programs the format.")
+    word = global_word(run) if client is None else client_word(with_clients(run), client, prompt)
     word = word.detach().float().cpu().contiguous()
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(save({token: word}, metadata={"format": "pt"}))

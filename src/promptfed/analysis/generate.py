@@ -22,11 +22,9 @@ PROMPT = "a photo of a {}"
 MARGIN = 2  # white pixels between the pictures of a grid
 AT_ONCE, ON_GPU = 4, 32  # pictures drawn together: a progress bar wants few, a GPU many
 
-Kind = Literal["global", "client"]
-
 
 @dataclass(frozen=True)
-class Brush:
+class Sampler:
     """How pictures are drawn. The n-th picture of a seed starts from the same latents whatever the word."""
 
     prompt: str = PROMPT
@@ -48,16 +46,20 @@ def global_word(run: Finished | Words, after: int | None = None) -> Tensor:
     """Return u [v, W], which the server has, or had after so many rounds."""
     method, _ = inverted(run)
     if not method.shared:
-        raise PromptFedError(f"In {run.folder} every client has a word of its own and the server none; add --client 0.")
+        raise PromptFedError(
+            f"In {run.folder} every client has a word of its own and the server has none; add --client 0."
+        )
     if isinstance(run, Words):
         return run.word(run.rounds if after is None else after)
     return run.loop.server["word"] if after is None else run.words.word(after)
 
 
-def whole(run: Finished | Words) -> Finished:
+def with_clients(run: Finished | Words) -> Finished:
     """Return the run if it is open with all its clients, or say that it is not."""
     if isinstance(run, Words):
-        raise PromptFedError(f"Of {run.folder} only the server's words are open; a client's own need the whole run.")
+        raise PromptFedError(
+            f"Only the server's words of {run.folder} are open; a client's own word needs the whole run."
+        )
     return run
 
 
@@ -78,39 +80,39 @@ def spoken(run: Finished, params: Tree, prompt: str) -> Tensor:
 # -- pictures ---------------------------------------------------------------------------------------------------------
 
 
-def starts(model: TextToImage, brush: Brush, device: torch.device) -> Tensor:
+def starts(model: TextToImage, sampler: Sampler, device: torch.device) -> Tensor:
     """Return the starting latents [count, c, h, w]; the first ones are the same however many there are."""
-    salts = torch.tensor([keys.key("latents", brush.seed, number) for number in range(brush.count)], device=device)
+    salts = torch.tensor([keys.key("latents", sampler.seed, number) for number in range(sampler.count)], device=device)
     return keys.normal(salts, model.latent_shape)
 
 
-def draw(run: Finished | Words, word: Tensor, brush: Brush, advance: Advance | None = None) -> Tensor:
-    """Return pictures [count, 3, H, W] in −1 … 1 of a word [v, W] in the brush's prompt, on the host."""
+def draw(run: Finished | Words, word: Tensor, sampler: Sampler, advance: Advance | None = None) -> Tensor:
+    """Return pictures [count, 3, H, W] in −1 … 1 of a word [v, W] in the sampler's prompt, on the host."""
     _, model = inverted(run)
     first = torch.zeros(1, dtype=torch.long, device=word.device)
     with torch.no_grad():
-        states, _ = model.encode([brush.prompt], first, word[None])
+        states, _ = model.encode([sampler.prompt], first, word[None])
         drawn = []
-        for some in starts(model, brush, word.device).split(ON_GPU if word.is_cuda else AT_ONCE):
-            found = model.sample(states.expand(len(some), -1, -1), some, steps=brush.steps, guidance=brush.guidance)
+        for some in starts(model, sampler, word.device).split(ON_GPU if word.is_cuda else AT_ONCE):
+            found = model.sample(states.expand(len(some), -1, -1), some, steps=sampler.steps, guidance=sampler.guidance)
             drawn.append(found.cpu())
             if advance is not None:
                 advance(len(some))
     return torch.cat(drawn)
 
 
-def draw_all(run: Finished | Words, words: Mapping[str, Tensor], brush: Brush) -> dict[str, Tensor]:
+def draw_all(run: Finished | Words, words: Mapping[str, Tensor], sampler: Sampler) -> dict[str, Tensor]:
     """Return the pictures of every word by its name, with a progress bar: drawing is slow."""
-    with bar("pictures", len(words) * brush.count) as advance:
-        return {name: draw(run, word, brush, advance) for name, word in words.items()}
+    with bar("pictures", len(words) * sampler.count) as advance:
+        return {name: draw(run, word, sampler, advance) for name, word in words.items()}
 
 
 def generate(
     run: Finished | Words,
-    brush: Brush,
+    sampler: Sampler,
     out: Path,
     *,
-    kind: Kind | None = None,
+    kind: Literal["global", "client"] | None = None,
     client: int | None = None,
     rounds: Sequence[int] = (),
 ) -> dict[str, Tensor]:
@@ -120,22 +122,22 @@ def generate(
     The grid has a row for each word, in the order of what is returned.
     """
     if out.suffix.lower() not in Image.registered_extensions():
-        raise PromptFedError(f"{out} has no ending of a picture such as .png.")
+        raise PromptFedError(f"{out} does not end like a picture file, such as .png.")
     if kind == "global" and client is not None:
-        raise PromptFedError("The global word is no client's: leave out --client, or --kind global.")
+        raise PromptFedError("The global word belongs to no client; leave out --client or --kind global.")
     if rounds and (client is not None or kind == "client"):
-        raise PromptFedError("Only the global word is kept of every round: leave out --client and --kind, or --round.")
+        raise PromptFedError("Only the global word is kept for every round; leave out --client and --kind, or --round.")
     if rounds:
         words = {f"global after round {number}": global_word(run, number) for number in rounds}
     elif client is not None:
-        words = {f"client {client}": client_word(whole(run), client, brush.prompt)}
+        words = {f"client {client}": client_word(with_clients(run), client, sampler.prompt)}
     elif kind == "client":
-        run = whole(run)
+        run = with_clients(run)
         everyone = run.loop.everyone.tolist()
-        words = {f"client {number}": client_word(run, number, brush.prompt) for number in everyone}
+        words = {f"client {number}": client_word(run, number, sampler.prompt) for number in everyone}
     else:
         words = {"global": global_word(run)}
-    pictures = draw_all(run, words, brush)
+    pictures = draw_all(run, words, sampler)
     out.parent.mkdir(parents=True, exist_ok=True)
     save_picture(grid(list(pictures.values())), out)
     return pictures

@@ -64,18 +64,18 @@ def load(source: Path, client: int | None = None, device: str = "auto") -> Model
         raise PromptFedError(f"There is no model {source}{hint}")
     folder = source if source.is_dir() else source.parent
     if source.is_file() and source.name != MODEL:
-        raise PromptFedError(f"{source} is no model: give {MODEL}, or the folder of a run.")
+        raise PromptFedError(f"{source} is not a model; give {MODEL} or a run folder.")
     if over_sites(folder):
-        raise PromptFedError(f"{folder} is the coordinator's side of a run; every model is at its site.")
+        raise PromptFedError(f"{folder} is the coordinator's side of a run; the models are at the sites.")
     if (folder / names.RECIPE).is_file():
         _check_sees(folder, single(config.load(str(folder / names.RECIPE))))
         return _of_client(open_run(folder, device), client)
     if not (folder / MODEL).is_file():
         started = any((folder / name).exists() for name in ("versions", "once.safetensors"))
-        what = "is not finished: it holds no" if started else "is no folder of a run: it holds neither recipe.toml nor"
+        what = "is not finished: it has no" if started else "is not a run folder: it has neither recipe.toml nor"
         raise PromptFedError(f"{folder} {what} {MODEL}.")
     if client is not None:
-        raise PromptFedError(f"{folder} holds the model of one site; leave out --client.")
+        raise PromptFedError(f"{folder} has the model of one site; leave out --client.")
     return _of_site(folder, device)
 
 
@@ -84,9 +84,7 @@ def _check_sees(folder: Path, recipe: Recipe) -> None:
     method = config.build_method(recipe)
     if method.inverts:
         name = recipe.method["name"]
-        raise PromptFedError(
-            f"{folder} is a run of {name}, which learns a word and no classes; use promptfed generate."
-        )
+        raise PromptFedError(f"{folder} is a run of {name}, which learns a word, not classes; use promptfed generate.")
 
 
 def _of_site(folder: Path, device: str) -> Model:

@@ -6,34 +6,27 @@ The global word is compared with training images of the whole data set, the same
 of few clients and of many stand side by side. Compared with what the run's own clients hold it is "global own".
 """
 
-import importlib
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from promptfed.analysis.generate import Brush, client_word, draw_all, global_word
-from promptfed.backbones.clip import CLIP, LoadedCLIP
+from promptfed.analysis.generate import Sampler, client_word, draw_all, global_word
+from promptfed.analysis.picture_features import Features, find_features
 from promptfed.backbones.resizing import resized
 from promptfed.core import tree
-from promptfed.core.errors import PromptFedError, choice
 from promptfed.core.files import write_json
 from promptfed.data.dataset import Indices
 from promptfed.results.folder import names
+from promptfed.results.folder.record import Line
 from promptfed.runs.finished import Finished, check_client, inverted, once_more
 
-FEATURES = ("clip", "clip:WEIGHTS", "inception:FILE", "torchmetrics")
-AT_ONCE = 64  # pictures whose features are computed together
-
-Line = dict[str, Any]
-Against = Literal["all", "own"]
+RealSet = Literal["all", "own"]
 
 
 # -- numbers ----------------------------------------------------------------------------------------------------------
@@ -92,157 +85,42 @@ def caution(real: int, drawn: int, width: int) -> str:
     return ""
 
 
-# -- features ---------------------------------------------------------------------------------------------------------
-
-
-class Features(Protocol):
-    """What turns pictures into features; its name stands beside every number."""
-
-    @property
-    def name(self) -> str:
-        """Return what a reader needs to compare numbers."""
-        ...
-
-    def __call__(self, pictures: Tensor) -> Tensor:
-        """Return the features [N, D] of pictures [N, 3, H, W] in −1 … 1, on the host."""
-        ...
-
-    def texts(self) -> Tensor | None:
-        """Return the unit features [classes, D] of "a photo of a {class}.", if it reads texts."""
-        ...
-
-
-@dataclass(frozen=True, eq=False)
-class DualFeatures:
-    """The features of a dual encoder, of images and of texts."""
-
-    name: str
-    encoder: LoadedCLIP
-    device: torch.device
-
-    def __call__(self, pictures: Tensor) -> Tensor:
-        """Return the image tower's features."""
-        statistics = self.encoder.statistics or ((0.5,) * 3, (0.5,) * 3)
-        mean, std = (torch.tensor(part, device=self.device).view(3, 1, 1) for part in statistics)
-        with torch.no_grad():
-            parts = [
-                self.encoder.features({}, ((some.to(self.device) + 1) / 2 - mean) / std).cpu()
-                for some in pictures.split(AT_ONCE)
-            ]
-        return torch.cat(parts)
-
-    def texts(self) -> Tensor | None:
-        """Return the text tower's features of the classes."""
-        return self.encoder.zero_shot.cpu()
-
-
-@dataclass(frozen=True, eq=False)
-class ByteFeatures:
-    """The features of a network that takes pictures as bytes, as the usual Inception networks do."""
-
-    name: str
-    network: Any
-    device: torch.device
-
-    def __call__(self, pictures: Tensor) -> Tensor:
-        """Return what the network makes of the pictures' bytes."""
-        whole = ((pictures.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
-        with torch.no_grad():
-            found = [self.network(some.to(self.device)).float().cpu() for some in whole.split(AT_ONCE)]
-        return torch.cat(found)
-
-    def texts(self) -> Tensor | None:
-        """Return nothing: it reads no texts."""
-        return None
-
-
-def find_features(name: str, classes: tuple[str, ...], device: torch.device) -> Features:
-    """Return the features called "clip", "clip:WEIGHTS", "inception:FILE" or "torchmetrics"."""
-    kind, _, where = name.partition(":")
-    if kind == "clip":
-        return _dual(where or "embedded", classes, device)
-    if kind == "inception" and where:
-        return ByteFeatures(f"inception {Path(where).name}", _script(Path(where), device), device)
-    if name == "torchmetrics":
-        return ByteFeatures("inception of torchmetrics", _torchmetrics(device), device)
-    raise choice("features", name, FEATURES)
-
-
-def _dual(weights: str, classes: tuple[str, ...], device: torch.device) -> DualFeatures:
-    try:
-        bare = CLIP((3, 1, 1), len(classes), classes, weights)
-    except PromptFedError as error:
-        raise PromptFedError(f"--features clip:{weights} cannot be had: {error}") from error
-    image = bare.form.image
-    side = image.patch * image.grid[0]  # pictures are resized to what the encoder was trained on
-    encoder = replace(bare, size=side, precision="fp32").to(device)
-    shown = Path(weights).name if Path(weights).is_dir() else weights  # where it lies is nobody's business
-    return DualFeatures(f"clip {shown}", encoder, device)
-
-
-def _script(path: Path, device: torch.device) -> Any:
-    """Return the TorchScript network in a file; one that can return features instead of classes is asked to."""
-    if not path.is_file():
-        raise PromptFedError(f"There is no file {path} for --features inception:FILE.")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # newer versions of torch announce the end of TorchScript
-            network = torch.jit.load(str(path), map_location=device).eval()
-    except RuntimeError as error:
-        raise PromptFedError(f"{path} is no TorchScript network.") from error
-    if any(argument.name == "return_features" for argument in network.forward.schema.arguments):
-        return lambda x: network(x, return_features=True)
-    return network
-
-
-def _torchmetrics(device: torch.device) -> Any:
-    try:
-        found = importlib.import_module("torchmetrics.image.fid")  # not at the top: few have it
-        return found.NoTrainInceptionV3("inception-v3-compat", ["2048"]).to(device).eval()
-    except ImportError as error:
-        raise PromptFedError(
-            '--features torchmetrics needs: pip install torchmetrics torch-fidelity; or give "inception:FILE".'
-        ) from error
-    except OSError as error:
-        raise PromptFedError(f"torchmetrics cannot fetch its Inception network: {error}.") from error
-
-
 # -- a run ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Wish:
+class DrawRequest:
     """What is measured: how pictures are drawn, against how many real ones, of how many clients, in which rounds."""
 
-    brush: Brush
+    sampler: Sampler
     features: str = "clip"
     real: int = 50  # images that the global word is compared with, at most
     clients: int = 3  # the first so many, each compared with its own images
     own: int = 8  # pictures drawn of a client's word
     every: int = 0  # rounds between measurements of the global word on the way; 0: only at the end
-    against: Against = "all"  # whose images the global word is compared with: the data set's, or the run's clients'
+    against: RealSet = "all"  # whose images the global word is compared with: the data set's, or the run's clients'
 
 
-def measure(run: Finished, wish: Wish) -> Line:
+def measure(run: Finished, request: DrawRequest) -> Line:
     """Measure a finished run's words, write quality.json into its folder and return what is in it."""
     method, _ = inverted(run)
-    features = find_features(wish.features, run.plan.dataset.classes, run.loop.device)
+    features = find_features(request.features, run.plan.dataset.classes, run.loop.device)
     lines, curve = list[Line](), list[Line]()
     if method.shared:
-        judge = Judge(run, features, chosen(real_images(run, wish.against), wish.real))
+        judge = Judge(run, features, chosen(real_images(run, request.against), request.real))
         # a name of its own: tables of FID take "global" alone, so that all their rows are compared alike
-        kind = "global" if wish.against == "all" else "global own"
-        end = judge(draw_all(run, {"": global_word(run)}, wish.brush)[""])
+        kind = "global" if request.against == "all" else "global own"
+        end = judge(draw_all(run, {"": global_word(run)}, request.sampler)[""])
         lines.append({"word": kind, **end})
-        curve = [*_before(run, judge, wish), {"round": run.loop.finished, **end}] if wish.every else []
-    clients = list(range(min(wish.clients, len(run.loop.shards))))
-    lines += _clients(run, features, clients, replace(wish.brush, count=wish.own))
+        curve = [*_before(run, judge, request), {"round": run.loop.finished, **end}] if request.every else []
+    clients = list(range(min(request.clients, len(run.loop.shards))))
+    lines += _clients(run, features, clients, replace(request.sampler, count=request.own))
     found = {
         "method": run.plan.recipe.method["name"],
         "round": run.loop.finished,
         "features": features.name,
-        "against": wish.against,
-        "drawing": asdict(wish.brush),
+        "against": request.against,
+        "drawing": asdict(request.sampler),
         "words": lines,
         "rounds": curve,
     }
@@ -276,7 +154,7 @@ class Judge:
         }
 
 
-def real_images(run: Finished, against: Against) -> Indices:
+def real_images(run: Finished, against: RealSet) -> Indices:
     """Return all training images of the data set, whoever holds them; or only those of the run's own clients."""
     if against == "own":
         return np.unique(np.concatenate(run.plan.partition.train))
@@ -297,7 +175,7 @@ def real_pictures(run: Finished, images: Indices, side: int) -> Tensor:
     return resized(pixels, (side, side)).clamp(-1, 1)
 
 
-def sent(run: Finished, clients: Sequence[int]) -> tree.Tree:
+def uploads(run: Finished, clients: Sequence[int]) -> tree.Tree:
     """Return what these clients would send in one more round [C, ...], guarded as it leaves them; nothing changes."""
     for client in clients:
         check_client(run, client)
@@ -309,18 +187,18 @@ def sent(run: Finished, clients: Sequence[int]) -> tree.Tree:
     return tree.stack(rows)
 
 
-def _clients(run: Finished, features: Features, clients: Sequence[int], brush: Brush) -> list[Line]:
+def _clients(run: Finished, features: Features, clients: Sequence[int], sampler: Sampler) -> list[Line]:
     """Measure the words of single clients, and the global one, against the images each of them trains on."""
     if not clients:
         return []
-    up = sent(run, clients)
+    up = uploads(run, clients)
     shared = inverted(run)[0].shared
     words = {"global": global_word(run)} if shared else {}
     for number, client in enumerate(clients):
         if "word" in up:
             words[f"sent {client}"] = up["word"][number]
-        words[f"client {client}"] = client_word(run, client, brush.prompt)
-    drawn, lines = draw_all(run, words, brush), []
+        words[f"client {client}"] = client_word(run, client, sampler.prompt)
+    drawn, lines = draw_all(run, words, sampler), []
     for client in clients:
         judge = Judge(run, features, run.plan.partition.train[client])
         for kind, name in (("global", "global"), ("sent", f"sent {client}"), ("client", f"client {client}")):
@@ -329,7 +207,7 @@ def _clients(run: Finished, features: Features, clients: Sequence[int], brush: B
     return lines
 
 
-def _before(run: Finished, judge: Judge, wish: Wish) -> list[Line]:
+def _before(run: Finished, judge: Judge, request: DrawRequest) -> list[Line]:
     """Measure the global word as it was at first and on the way, without the last round's."""
-    words = {str(number): run.words.word(number) for number in range(0, run.loop.finished, wish.every)}
-    return [{"round": int(name), **judge(drawn)} for name, drawn in draw_all(run, words, wish.brush).items()]
+    words = {str(number): run.words.word(number) for number in range(0, run.loop.finished, request.every)}
+    return [{"round": int(name), **judge(drawn)} for name, drawn in draw_all(run, words, request.sampler).items()]

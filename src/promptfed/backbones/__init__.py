@@ -7,11 +7,11 @@ from promptfed.backbones.pretrained import ViT
 from promptfed.backbones.resnet import ResNet
 from promptfed.backbones.vit import TinyViT
 
-Kind = (
+BackboneType = (
     type[CNN] | type[PaperCNN] | type[PflCNN] | type[TinyViT] | type[ViT] | type[ResNet] | type[CLIP] | type[Diffusion]
 )
 
-BACKBONES: dict[str, Kind] = {
+BACKBONES: dict[str, BackboneType] = {
     backbone.name: backbone for backbone in (CNN, PaperCNN, PflCNN, TinyViT, ViT, ResNet, CLIP, Diffusion)
 }
 

@@ -112,13 +112,15 @@ def find(weights: str, patterns: list[str], embedded: Path) -> Path:
     if path.exists():
         return path
     if weights.endswith(".safetensors") or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", weights):
-        raise PromptFedError(f'backbone.weights="{weights}": there is no such folder or file, and it is no hub name.')
+        raise PromptFedError(
+            f'backbone.weights="{weights}": there is no such folder or file, and it is not a hub name.'
+        )
     try:
         import httpx
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise PromptFedError(
-            f'backbone.weights="{weights}" is no folder here, and a name on the model hub needs the [hf] extra: '
+            f'backbone.weights="{weights}" is not a folder here, and a name on the model hub needs the [hf] extra: '
             'pip install "promptfed[hf]".'
         ) from error
     try:
@@ -126,7 +128,7 @@ def find(weights: str, patterns: list[str], embedded: Path) -> Path:
     except (OSError, ValueError, httpx.HTTPError) as error:
         reason = (str(error) or type(error).__name__).strip().splitlines()[0].rstrip(".")
         raise PromptFedError(
-            f'backbone.weights="{weights}" is no folder here, and the hub gave none: {reason}.'
+            f'backbone.weights="{weights}" is not a folder here, and the hub did not deliver it: {reason}.'
         ) from error
 
 
@@ -149,9 +151,9 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise PromptFedError(f"{path} cannot be read: {error.strerror}.") from error
     except ValueError as error:
-        raise PromptFedError(f"{path} is no valid JSON: {error}.") from error
+        raise PromptFedError(f"{path} is not valid JSON: {error}.") from error
     if not isinstance(content, dict):
-        raise PromptFedError(f"{path} holds no JSON object.")
+        raise PromptFedError(f"{path} does not hold a JSON object.")
     return content
 
 
@@ -296,7 +298,7 @@ def _read(place: Path, get: Callable[[Any, str], Found], rename: Rename) -> dict
         except (SafetensorError, OSError) as error:
             kind = "PyTorch" if path.suffix == ".bin" else "safetensors"
             reason = str(error).strip().splitlines()[0].rstrip(".")
-            raise PromptFedError(f"{path} is no whole {kind} file: {reason}.") from error
+            raise PromptFedError(f"{path} is not a complete {kind} file: {reason}.") from error
     return found
 
 
@@ -305,7 +307,7 @@ def fitted(place: Path, found: Tree, shapes: dict[str, tuple[int, ...]]) -> Tree
     made: Tree = {}
     for name, shape in shapes.items():
         if name not in found:
-            raise PromptFedError(f'{place} is no whole checkpoint: it has no weight for "{name}".')
+            raise PromptFedError(f'{place} is not a complete checkpoint: it has no weight for "{name}".')
         made[name] = found[name].float().flatten(1) if name == "patch.weight" else found[name].float()
         if name in ("cls", "position") and made[name].dim() == 3:
             made[name] = made[name].squeeze(0)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from promptfed.backbones import clip_checkpoint, text, transformer
-from promptfed.backbones.clip_checkpoint import Form
+from promptfed.backbones.clip_checkpoint import ClipArch
 from promptfed.backbones.init import affine
 from promptfed.backbones.pretrained import LoadedViT, ViT, fingerprint, fit_positions
 from promptfed.backbones.text import TextArch
@@ -41,7 +41,7 @@ class CLIP:
         cls,
         shape: tuple[int, int, int],
         names: tuple[str, ...],
-        form: Form,
+        arch: ClipArch,
         *,
         seed: int = 0,
         size: int = 0,
@@ -53,56 +53,56 @@ class CLIP:
         Every word of a class's name is one token.
         """
         made = cls(shape, len(names), names, "random", size, precision, chunk)
-        arch = replace(form.image, grid=made.grid_of(form.image))
+        image_arch = replace(arch.image, grid=made.grid_of(arch.image))
         generator = torch.Generator().manual_seed(seed)
-        image = transformer.fresh(arch, generator)
+        image = transformer.fresh(image_arch, generator)
         for name in ("cls", "position"):  # zeros would make all patches of one colour alike
             image[name] = 0.02 * torch.randn(image[name].shape, generator=generator)
-        start, end = form.text.vocabulary - 2, form.text.vocabulary - 1
+        start, end = arch.text.vocabulary - 2, arch.text.vocabulary - 1
         spelled = made._spelled(
-            text.fresh(form.text, generator),
+            text.fresh(arch.text, generator),
             torch.tensor(100.0).log(),
             lambda said: [zlib.crc32(word.encode()) % start for word in words(said)],
             start,
             end,
         )
-        return made.loaded(made._image(arch, image), form.text, spelled, torch.device("cpu"))
+        return made.loaded(made._image(image_arch, image), arch.text, spelled, torch.device("cpu"))
 
     @property
-    def form(self) -> Form:
-        """Return the forms of both towers, read from the configuration alone."""
-        return clip_checkpoint.read_form(self.weights)
+    def arch(self) -> ClipArch:
+        """Return the architecture of both towers, read from the configuration alone."""
+        return clip_checkpoint.read_arch(self.weights)
 
     @property
     def statistics(self) -> Statistics | None:
         """Return the mean and deviation of the pixels it was pretrained on."""
-        return self.form.image.statistics
+        return self.arch.image.statistics
 
     @property
     def token_width(self) -> int:
         """Return the width of a prompt token of the image tower."""
-        return self.form.image.width
+        return self.arch.image.width
 
     @property
     def layers(self) -> int:
         """Return how many layers of the image tower take prompt tokens."""
-        return self.form.image.depth
+        return self.arch.image.depth
 
     @property
     def context_width(self) -> int:
         """Return the width of a context token of the text tower."""
-        return self.form.text.width
+        return self.arch.text.width
 
     def to(self, device: torch.device) -> "LoadedCLIP":
         """Read the weights, spell the classes' names, and return the dual encoder on `device`."""
-        form = self.form
-        grid = self.grid_of(form.image)
+        arch = self.arch
+        grid = self.grid_of(arch.image)
         towers = clip_checkpoint.read_towers(self.weights)
-        position = fit_positions(towers.image["position"], form.image.grid, grid)
-        image = self._image(replace(form.image, grid=grid), towers.image | {"position": position})
+        position = fit_positions(towers.image["position"], arch.image.grid, grid)
+        image = self._image(replace(arch.image, grid=grid), towers.image | {"position": position})
         vocabulary = towers.tokenizer.vocabulary
         spelled = self._spelled(towers.text, towers.logit_scale, towers.tokenizer, vocabulary[START], vocabulary[END])
-        return self.loaded(image, form.text, spelled, device)
+        return self.loaded(image, arch.text, spelled, device)
 
     def _vit(self) -> ViT:
         return ViT(self.shape, self.classes, self.weights, self.size, self.precision)
@@ -153,7 +153,7 @@ class CLIP:
 class LoadedCLIP(CLIP):
     """A pretrained dual encoder with its weights.
 
-    The text tower is `spelled` as read, of the form `text_arch`, and `frozen` as on the device, of `quick_arch`.
+    The text tower is `spelled` as read, built as `text_arch`, and `frozen` as on the device, built as `quick_arch`.
     """
 
     image: LoadedViT
@@ -161,19 +161,19 @@ class LoadedCLIP(CLIP):
     quick_arch: TextArch
     spelled: Tree = field(compare=False, repr=False)
     frozen: Tree = field(compare=False, repr=False)
-    groups: tuple[text.Group, ...] = field(compare=False, repr=False)  # of classes whose texts are computed together
+    groups: tuple[text.TextGroup, ...] = field(compare=False, repr=False)  # classes whose texts are computed together
     places: Tensor = field(compare=False, repr=False)  # of all classes, group after group
     scale: Tensor = field(compare=False, repr=False)  # cosines times this are logits
     zero_shot: Tensor = field(compare=False, repr=False)  # the unit features [classes, D] of "a photo of a {class}."
 
     @property
-    def form(self) -> Form:
-        """Return the forms of both towers, the image's positions fitted to the images."""
-        return Form(self.image.arch, self.text_arch)
+    def arch(self) -> ClipArch:
+        """Return the architecture of both towers, the image's positions fitted to the images."""
+        return ClipArch(self.image.arch, self.text_arch)
 
     @property
     def fingerprint(self) -> str:
-        """Return a hash of the image tower's weights, its form, and the size and precision it is used in."""
+        """Return a hash of the image tower's weights, its architecture, and the size and precision it is used in."""
         return fingerprint({}, self.image.fingerprint, self.image.arch)
 
     def to(self, device: torch.device) -> "LoadedCLIP":

@@ -67,7 +67,7 @@ BLOCK_PARTS = {
 
 
 @dataclass(frozen=True)
-class Form:
+class ClipArch:
     """The forms of the two towers."""
 
     image: Arch
@@ -85,7 +85,7 @@ class Towers:
 
 
 @cache
-def read_form(weights: str) -> Form:
+def read_arch(weights: str) -> ClipArch:
     """Return the form of the dual encoder called `weights`, without reading its numbers."""
     folder = _folder(weights, checkpoint.CONFIGS)
     config = checkpoint.read_json(folder / "config.json")
@@ -94,12 +94,12 @@ def read_form(weights: str) -> Form:
     towers = [config.get(f"{tower}_config") or config.get(f"{tower}_config_dict") for tower in ("vision", "text")]
     image, words = (tower if isinstance(tower, dict) else {} for tower in towers)
     projection = checkpoint.count(folder, "projection_dim", config.get("projection_dim", 512))
-    return Form(_image_arch(folder, image, projection), _text_arch(folder, words, projection))
+    return ClipArch(_image_arch(folder, image, projection), _text_arch(folder, words, projection))
 
 
 def read_towers(weights: str) -> Towers:
     """Return the numbers of the dual encoder called `weights`, in float32, and its tokenizer."""
-    form, wanted = read_form(weights), [*checkpoint.CONFIGS, *tokenizer.FILES]
+    form, wanted = read_arch(weights), [*checkpoint.CONFIGS, *tokenizer.FILES]
     folder = _folder(weights, [*wanted, *TENSORS])
     if not any(folder.glob("model*.safetensors*")):
         folder = _folder(weights, [*wanted, "pytorch_model.bin"])

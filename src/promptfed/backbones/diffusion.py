@@ -272,5 +272,5 @@ class LoadedDiffusion(Diffusion):
 
 def _no_classifier() -> NoReturn:
     raise PromptFedError(
-        "The diffusion backbone draws images and classifies none; it goes with relic, fedti and their kind."
+        "The diffusion backbone draws images and does not classify; use it with relic, fedti or another method that learns a word."
     )

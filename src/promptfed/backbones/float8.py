@@ -55,7 +55,7 @@ def rows(x: Tensor) -> Rows:
 
 
 @dataclass(frozen=True)
-class Matrix:
+class QuantisedLinear:
     """A frozen linear map, quantised by rows for the forward and by columns for the gradient of its input."""
 
     weight: Rows  # [O, I]
@@ -63,7 +63,7 @@ class Matrix:
     bias: Tensor
 
     @classmethod
-    def of(cls, weight: Tensor, bias: Tensor) -> "Matrix":
+    def of(cls, weight: Tensor, bias: Tensor) -> "QuantisedLinear":
         """Quantise weight [O, I]."""
         return cls(rows(weight.contiguous()), rows(weight.mT.contiguous()), bias.bfloat16())
 
@@ -77,34 +77,34 @@ class Matrix:
 
 
 @dataclass(frozen=True)
-class Block:
+class QuantisedBlock:
     """A frozen block; the scale of each branch, if it has one, is in its matrix."""
 
     heads: int
     eps: float
     norm1: tuple[Tensor, Tensor]
-    qkv: Matrix
-    out: Matrix
+    qkv: QuantisedLinear
+    out: QuantisedLinear
     norm2: tuple[Tensor, Tensor]
-    mlp1: Matrix
-    mlp2: Matrix
+    mlp1: QuantisedLinear
+    mlp2: QuantisedLinear
 
 
-def block(heads: int, eps: float, weights: Tree) -> Block:
+def block(heads: int, eps: float, weights: Tree) -> QuantisedBlock:
     """Quantise the weights of one block, named without its number, as in `transformer.shapes`."""
 
-    def matrix(name: str, scale: str = "") -> Matrix:
+    def matrix(name: str, scale: str = "") -> QuantisedLinear:
         weight, bias = weights[f"{name}.weight"].float(), weights[f"{name}.bias"].float()
         if weight.shape[0] % STEP or weight.shape[1] % STEP:
             raise PromptFedError(f"backbone.precision=fp8 needs widths that are multiples of {STEP}; set it to bf16.")
         if scale in weights:
             weight, bias = weight * weights[scale].float().unsqueeze(-1), bias * weights[scale].float()
-        return Matrix.of(weight, bias)
+        return QuantisedLinear.of(weight, bias)
 
     def norm(name: str) -> tuple[Tensor, Tensor]:
         return weights[f"{name}.weight"].float(), weights[f"{name}.bias"].float()
 
-    return Block(
+    return QuantisedBlock(
         heads,
         eps,
         norm1=norm("norm1"),
@@ -116,13 +116,13 @@ def block(heads: int, eps: float, weights: Tree) -> Block:
     )
 
 
-def through(z: Tensor, blocks: Sequence[Block], wanted: slice = slice(None)) -> Tensor:
+def through(z: Tensor, blocks: Sequence[QuantisedBlock], wanted: slice = slice(None)) -> Tensor:
     """Return the tokens z [..., T, width] after the blocks; of those before, only the `wanted` get a gradient."""
-    made: Tensor = _Through.apply(z.reshape(-1, *z.shape[-2:]), blocks, wanted)  # type: ignore[no-untyped-call]
+    made: Tensor = _QuantisedBlocks.apply(z.reshape(-1, *z.shape[-2:]), blocks, wanted)  # type: ignore[no-untyped-call]
     return made.view(z.shape)
 
 
-class _Through(torch.autograd.Function):
+class _QuantisedBlocks(torch.autograd.Function):
     """Blocks forwards, and the gradient of their tokens backwards.
 
     They are one step for autograd, so that a sum and the norm after it are one kernel, and so are a norm's gradient and
@@ -130,7 +130,7 @@ class _Through(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, blocks: Sequence[Block], wanted: slice) -> Tensor:
+    def forward(ctx: Any, z: Tensor, blocks: Sequence[QuantisedBlock], wanted: slice) -> Tensor:
         shape, saved = z.shape, []
         z, branch = z.reshape(-1, shape[-1]), None
         for block in blocks:
@@ -168,7 +168,7 @@ class _Through(torch.autograd.Function):
         return grad.view(shape), None, None
 
 
-def _first(block: Block, wanted: slice, grad: Tensor, to_parts: Sequence[Tensor], z: Tensor) -> Tensor:
+def _first(block: QuantisedBlock, wanted: slice, grad: Tensor, to_parts: Sequence[Tensor], z: Tensor) -> Tensor:
     """Return the gradient of the first block's tokens where it is wanted, zero elsewhere."""
     some = (grad[:, wanted], z[:, wanted])
     passed, before = (part.reshape(-1, part.shape[-1]) for part in some)

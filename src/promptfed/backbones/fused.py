@@ -38,15 +38,15 @@ def through(z: Tensor, blocks: Sequence[Tree], heads: int, eps: float, written: 
     `written` is the same function written out, for whoever differentiates a gradient.
     """
     flat = [block[name] for block in blocks for name in NAMES]
-    form = _Form(heads, z.shape[-2], eps, written)
+    setup = _Setup(heads, z.shape[-2], eps, written)
     if torch.is_grad_enabled() and any(part.requires_grad for part in (z, *flat)):
-        out: Tensor = _Through.apply(form, z, *flat)  # type: ignore[no-untyped-call]
+        out: Tensor = _FusedBlocks.apply(setup, z, *flat)  # type: ignore[no-untyped-call]
         return out
-    return _forwards(form, z, _stacked(flat))[0]
+    return _forwards(setup, z, _stacked(flat))[0]
 
 
 @dataclass(frozen=True)
-class _Form:
+class _Setup:
     heads: int
     tokens: int
     eps: float
@@ -96,7 +96,7 @@ def _times(x: Tensor, y: Tensor) -> Tensor:
     return (x[0] @ y[0]).unsqueeze(0) if len(x) == 1 else x @ y
 
 
-def _forwards(form: _Form, z: Tensor, blocks: Sequence[Tree], *, keep: bool = False) -> tuple[Tensor, _Kept]:
+def _forwards(setup: _Setup, z: Tensor, blocks: Sequence[Tree], *, keep: bool = False) -> tuple[Tensor, _Kept]:
     """Return the tokens after the blocks, and what the gradient needs if it is to `keep`."""
     from promptfed.backbones import fused_kernels as kernels
 
@@ -107,11 +107,11 @@ def _forwards(form: _Form, z: Tensor, blocks: Sequence[Tree], *, keep: bool = Fa
     kept = _Kept(entered, [], [], [], [])
     for number, w in enumerate(blocks):
         normed, mixed, renormed, active = (part[number if keep else 0] for part in entered)
-        before = kernels.norm(z, branch, w["norm1.weight"], w["norm1.bias"], form.eps, normed)
+        before = kernels.norm(z, branch, w["norm1.weight"], w["norm1.bias"], setup.eps, normed)
         qkv = _times(normed, w["qkv.weight"].mT)
-        kernels.attend(qkv, w["qkv.bias"], form.heads, form.tokens, mixed)
+        kernels.attend(qkv, w["qkv.bias"], setup.heads, setup.tokens, mixed)
         branch = _times(mixed, w["out.weight"].mT), w["out.bias"]
-        z = kernels.norm(before, branch, w["norm2.weight"], w["norm2.bias"], form.eps, renormed)
+        z = kernels.norm(before, branch, w["norm2.weight"], w["norm2.bias"], setup.eps, renormed)
         hidden = _times(renormed, w["mlp1.weight"].mT)
         kernels.gelu(hidden, w["mlp1.bias"], active)
         branch = _times(active, w["mlp2.weight"].mT), w["mlp2.bias"]
@@ -125,7 +125,7 @@ def _forwards(form: _Form, z: Tensor, blocks: Sequence[Tree], *, keep: bool = Fa
 
 
 def _backwards(
-    form: _Form, grad: Tensor, blocks: Sequence[Tree], kept: _Kept, *, train: bool
+    setup: _Setup, grad: Tensor, blocks: Sequence[Tree], kept: _Kept, *, train: bool
 ) -> tuple[Tensor, list[Tree]]:
     """Return the gradient of the tokens, given that of the result [C, rows, width], and to `train`, of the weights.
 
@@ -138,20 +138,20 @@ def _backwards(
     of_qkv, of_middle, of_hidden, to_z = left  # the gradients of what the products gave
     to_z[-1] = grad
     norms = kernels.room(grad, 6 * count)  # for weight, bias and branch's bias of norm1 and norm2 of every block
-    gelus, attentions = kernels.room(of_hidden[0], count), kernels.images(of_qkv[0], form.tokens, count)
+    gelus, attentions = kernels.room(of_hidden[0], count), kernels.images(of_qkv[0], setup.tokens, count)
     first = torch.empty_like(grad)
     for at in reversed(range(count)):
         w, one, two = blocks[at], norms[6 * at : 6 * at + 3], norms[6 * at + 3 : 6 * at + 6]
         of_active = _times(to_z[at], w["mlp2.weight"])
         kernels.gelu_gradient(kept.hidden[at], w["mlp1.bias"], of_active, of_hidden[at], gelus[at])
         of_renormed = _times(of_hidden[at], w["mlp1.weight"])
-        kernels.norm_gradient(kept.middle[at], w["norm2.weight"], to_z[at], of_renormed, form.eps, of_middle[at], two)
+        kernels.norm_gradient(kept.middle[at], w["norm2.weight"], to_z[at], of_renormed, setup.eps, of_middle[at], two)
         of_mixed = _times(of_middle[at], w["out.weight"])
         kernels.attend_gradient(
-            *(kept.qkv[at], w["qkv.bias"], of_mixed, form.heads, form.tokens, of_qkv[at], attentions[at])
+            *(kept.qkv[at], w["qkv.bias"], of_mixed, setup.heads, setup.tokens, of_qkv[at], attentions[at])
         )
         of_normed, out = _times(of_qkv[at], w["qkv.weight"]), to_z[at - 1] if at else first
-        kernels.norm_gradient(kept.before[at], w["norm1.weight"], of_middle[at], of_normed, form.eps, out, one)
+        kernels.norm_gradient(kept.before[at], w["norm1.weight"], of_middle[at], of_normed, setup.eps, out, one)
     if not train:
         return first, []
     of_norms, of_gelus, of_attentions = norms.sum(2), gelus.sum(2), attentions.sum(2)
@@ -169,14 +169,14 @@ def _backwards(
     return first, made
 
 
-class _Through(torch.autograd.Function):
+class _FusedBlocks(torch.autograd.Function):
     """All blocks as one step for autograd."""
 
     @staticmethod
-    def forward(ctx: Any, form: _Form, z: Tensor, *flat: Tensor) -> Tensor:
-        out, kept = _forwards(form, z, _stacked(flat), keep=True)
+    def forward(ctx: Any, setup: _Setup, z: Tensor, *flat: Tensor) -> Tensor:
+        out, kept = _forwards(setup, z, _stacked(flat), keep=True)
         ctx.save_for_backward(z, *flat, *kept.tensors)
-        ctx.form = form
+        ctx.setup = setup
         return out
 
     @staticmethod
@@ -185,12 +185,12 @@ class _Through(torch.autograd.Function):
         z, *flat = ctx.saved_tensors[: len(needs)]
         if torch.is_grad_enabled():
             wanted = [part for part, need in zip((z, *flat), needs, strict=True) if need]
-            out = ctx.form.written(z, _parts(flat))
+            out = ctx.setup.written(z, _parts(flat))
             found = iter(torch.autograd.grad(out, wanted, grads[0], create_graph=True))
             return None, *(next(found) if need else None for need in needs)
         kept, train = _Kept.of(ctx.saved_tensors[len(needs) :]), any(needs[1:])
         grad = grads[0].reshape(kept.before[0].shape)
-        to_z, made = _backwards(ctx.form, grad, _stacked(flat), kept, train=train)
+        to_z, made = _backwards(ctx.setup, grad, _stacked(flat), kept, train=train)
         own = [to[name] for to in made for name in NAMES] if train else [None] * len(flat)
         shaped = (to if to is None else to.view(part.shape) for to, part in zip(own, flat, strict=True))
         return None, to_z.view(z.shape), *shaped

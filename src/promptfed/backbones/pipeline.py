@@ -79,7 +79,7 @@ def read_pipeline(weights: str, vision: str = "") -> Pipeline:
     folder = checkpoint.find(weights, PATTERNS, EMBEDDED)
     for part in FOLDERS:
         if not (folder / part).is_dir():
-            raise PromptFedError(f"{folder} is no text-to-image model in diffusers' layout: it has no {part}/.")
+            raise PromptFedError(f"{folder} is not a text-to-image model in diffusers' layout: it has no {part}/.")
     diffusers, transformers = libraries()
     kinds = {
         "tokenizer": transformers.CLIPTokenizer,

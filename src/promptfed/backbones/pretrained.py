@@ -131,7 +131,7 @@ class LoadedViT(ViT):
     form: Arch
     pretrained: Tree = field(compare=False, repr=False)
     frozen: Tree = field(compare=False, repr=False)
-    low: tuple[float8.Block, ...] = field(compare=False, repr=False)
+    low: tuple[float8.QuantisedBlock, ...] = field(compare=False, repr=False)
 
     @property
     def arch(self) -> Arch:

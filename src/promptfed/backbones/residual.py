@@ -38,7 +38,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Block:
+class ResidualBlock:
     """The units of one residual block, and the one in its shortcut, if any."""
 
     units: tuple[Unit, ...]
@@ -49,7 +49,7 @@ FIFTY = ResNetArch(64, (256, 512, 1024, 2048), (3, 4, 6, 3))
 
 
 @cache
-def blocks(arch: ResNetArch) -> tuple[Block, ...]:
+def blocks(arch: ResNetArch) -> tuple[ResidualBlock, ...]:
     """Return the residual blocks in order."""
     found, inputs = [], arch.stem
     for stage, (width, depth) in enumerate(zip(arch.widths, arch.depths, strict=True)):
@@ -64,7 +64,7 @@ def blocks(arch: ResNetArch) -> tuple[Block, ...]:
                 channels = outputs
             bridged = inputs != width or stride > 1
             shortcut = Unit(f"{name}.shortcut", inputs, width, 1, stride) if bridged else None
-            found.append(Block(tuple(units), shortcut))
+            found.append(ResidualBlock(tuple(units), shortcut))
             inputs = width
     return tuple(found)
 

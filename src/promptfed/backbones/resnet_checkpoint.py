@@ -101,9 +101,9 @@ def _read(place: Path) -> Tree:
         found = torch.load(place, map_location="cpu", weights_only=True)
     except Exception as error:  # a torn pickle may end in any of them
         reason = (str(error) or type(error).__name__).strip().splitlines()[0].rstrip(".")
-        raise PromptFedError(f"{place} is no whole PyTorch file: {reason}.") from error
+        raise PromptFedError(f"{place} is not a complete PyTorch file: {reason}.") from error
     if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise PromptFedError(f"{place} holds no weights by name; save the network's state_dict().")
+        raise PromptFedError(f"{place} does not hold weights by name; save the network's state_dict().")
     return {name: value for theirs, value in found.items() if (name := _our_name(theirs, place))}
 
 
@@ -117,7 +117,7 @@ def _arch_of_tensors(path: Path, found: Tree) -> ResNetArch:
     last = max(int(match[3]) for match in numbers)
     ends = [f"stage{stage}.block0.unit{last}.weight" for stage in stages]
     if lacking := [name for name in ends if name not in found]:
-        raise PromptFedError(f'{path} is no whole checkpoint: it has no weight for "{lacking[0]}".')
+        raise PromptFedError(f'{path} is not a complete checkpoint: it has no weight for "{lacking[0]}".')
     widths = tuple(len(found[name]) for name in ends)
     return ResNetArch(len(found["stem.weight"]), widths, depths, last == 2, checkpoint.IMAGENET)
 

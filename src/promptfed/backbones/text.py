@@ -101,14 +101,14 @@ def spell(weights: Tree, start: int, endings: list[list[int]]) -> Tree:
 
 
 @dataclass(frozen=True)
-class Group:
+class TextGroup:
     """Some classes, whose names are about as long: their numbers among all [n], and their words."""
 
     rows: Tensor
     words: Tree
 
 
-def grouped(spelled: Tree) -> tuple[Group, ...]:
+def grouped(spelled: Tree) -> tuple[TextGroup, ...]:
     """Return many classes in two groups, short names and long ones, if that spares a token a class; or all in one.
 
     A text is as long as the longest name of its group, and one long name among hundreds would stretch them all.
@@ -117,11 +117,11 @@ def grouped(spelled: Tree) -> tuple[Group, ...]:
     lengths = (spelled["end"][order] + 1).tolist()
     spared = [short * (lengths[-1] - lengths[short - 1]) for short in range(1, len(lengths))]
     if len(lengths) < MANY or max(spared) < len(lengths):
-        return (Group(torch.arange(len(lengths), device=order.device), tree.pick(spelled, ["ending", "end"])),)
+        return (TextGroup(torch.arange(len(lengths), device=order.device), tree.pick(spelled, ["ending", "end"])),)
     groups = []
     for rows in order.tensor_split([spared.index(max(spared)) + 1]):
         end = spelled["end"][rows]
-        groups.append(Group(rows, {"ending": spelled["ending"][rows, : int(end.max()) + 1], "end": end}))
+        groups.append(TextGroup(rows, {"ending": spelled["ending"][rows, : int(end.max()) + 1], "end": end}))
     return tuple(groups)
 
 

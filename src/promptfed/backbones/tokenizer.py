@@ -60,7 +60,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         raise PromptFedError(f"{folder} has no tokenizer: neither vocab.json nor tokenizer.json.")
     for token in (START, END):
         if not isinstance(vocabulary.get(token), int):
-            raise PromptFedError(f"{where} is no vocabulary of CLIP's: it has no {token}.")
+            raise PromptFedError(f"{where} is not a CLIP vocabulary: it has no {token}.")
     pairs = [_pair(where, merge) for merge in merges]
     return Tokenizer(vocabulary, {pair: rank for rank, pair in enumerate(pairs)})
 
@@ -76,7 +76,7 @@ def _lines(folder: Path) -> list[str]:
 def _pair(where: Path, merge: Any) -> tuple[str, str]:
     parts = merge.split() if isinstance(merge, str) else merge
     if not isinstance(parts, list) or len(parts) != 2:
-        raise PromptFedError(f"{where} goes with a merge that is no pair: {merge!r}.")
+        raise PromptFedError(f"{where} has a merge that is not a pair: {merge!r}.")
     return str(parts[0]), str(parts[1])
 
 

@@ -95,7 +95,7 @@ def features(
     tokens: Tokens | None = None,
     *,
     thrifty: bool = True,
-    low: Sequence[float8.Block] = (),
+    low: Sequence[float8.QuantisedBlock] = (),
     prompts_only: bool = False,
 ) -> Tensor:
     """Return the class token after the last block, norm and projection (if any) of images x [..., B, 3, H, W].
@@ -137,7 +137,7 @@ def features(
     return _map(z, weights["projection.weight"]) if arch.projection else z
 
 
-def quantised(arch: Arch, weights: Tree) -> tuple[float8.Block, ...]:
+def quantised(arch: Arch, weights: Tree) -> tuple[float8.QuantisedBlock, ...]:
     """Return all blocks but the last, of which only the class token is needed, in 8-bit floats."""
     if arch.swiglu:
         raise PromptFedError("backbone.precision=fp8 has no gated MLP; set it to bf16.")

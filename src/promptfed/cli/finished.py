@@ -113,13 +113,13 @@ def generate(
 
     The n-th picture starts from the same latents whatever the run, the client and the prompt.
     """
-    from promptfed.analysis.generate import Brush
+    from promptfed.analysis.generate import Sampler
     from promptfed.analysis.generate import generate as draw
     from promptfed.runs.finished import open_run, open_words
 
-    brush = Brush(prompt, count, seed, steps, guidance)
+    sampler = Sampler(prompt, count, seed, steps, guidance)
     run = open_words(folder, device) if client is None and kind is not WordKind.CLIENT else open_run(folder, device)
-    rows = draw(run, brush, out, kind=kind.value if kind else None, client=client, rounds=after or ())
+    rows = draw(run, sampler, out, kind=kind.value if kind else None, client=client, rounds=after or ())
     say(f"{out}: {count} pictures of {', '.join(rows)}")
 
 
@@ -190,13 +190,13 @@ def quality(
     All words are drawn from the same starting latents. Each row says how many images were compared.
     """
     from promptfed.analysis import quality as measures
-    from promptfed.analysis.generate import Brush
+    from promptfed.analysis.generate import Sampler
     from promptfed.results.report.measured import words
     from promptfed.runs.finished import open_run
 
-    brush = Brush(prompt, count, seed, steps, guidance)
-    wish = measures.Wish(brush, features, real, clients, own, every, against.value)
-    print_table(words([measures.measure(open_run(folder, device), wish) for folder in dirs]), form)
+    sampler = Sampler(prompt, count, seed, steps, guidance)
+    request = measures.DrawRequest(sampler, features, real, clients, own, every, against.value)
+    print_table(words([measures.measure(open_run(folder, device), request) for folder in dirs]), form)
 
 
 def audit(
@@ -214,13 +214,13 @@ def audit(
     holds. Both may tell whose answer it is.
     """
     from promptfed.analysis import audit as attacks
-    from promptfed.analysis.generate import Brush
+    from promptfed.analysis.generate import Sampler
     from promptfed.results.report.measured import sentences
     from promptfed.runs.finished import open_run
 
     for folder in dirs:
         found = attacks.audit(
-            open_run(folder, device), attacks.Attack(Brush(count=count, seed=seed, steps=steps), features, clients)
+            open_run(folder, device), attacks.Attack(Sampler(count=count, seed=seed, steps=steps), features, clients)
         )
         for sentence in (f"{folder}:", *sentences(found)):
             say(sentence)

@@ -118,7 +118,7 @@ class ClientData:
 
 
 def _send(value: Tensor, device: torch.device) -> Tensor:
-    """Copy to the device; a GPU goes on with what it is doing meanwhile, and so does the host."""
+    """Copy to the device; neither a GPU nor the host waits for it."""
     return value.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else value.to(device)
 
 

@@ -67,5 +67,5 @@ def _folder(listing: Path, image: str) -> Path:
         if image and (folder / image).is_file():
             return folder
     raise PromptFedError(
-        f'The images of {listing} ("{image}" is the first) lie in no folder beside it, such as {FOLDERS[0]}.'
+        f'The images of {listing} ("{image}" is the first) are not in a folder beside it, such as {FOLDERS[0]}.'
     )

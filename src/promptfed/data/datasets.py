@@ -40,7 +40,7 @@ BY_HAND: dict[str, tuple[Callable[[Path], object], bool]] = {
 }
 
 
-class Named(Protocol):
+class NamedDataset(Protocol):
     """What a data set must offer: a name, its options as dataclass fields, and `load`."""
 
     name: ClassVar[str]
@@ -146,7 +146,7 @@ class Folder:
         return replace(data, test=stratified(data.labels, data.domains, self.test_fraction, self.seed))
 
 
-_ALL: tuple[type[Named], ...] = (
+_ALL: tuple[type[NamedDataset], ...] = (
     CelebA,
     Cifar10,
     Cifar100,
@@ -160,7 +160,7 @@ _ALL: tuple[type[Named], ...] = (
     OfficeCaltech10,
     TinyImageNet,
 )
-DATASETS: dict[str, type[Named]] = {kind.name: kind for kind in _ALL}
+DATASETS: dict[str, type[NamedDataset]] = {kind.name: kind for kind in _ALL}
 
 
 def open_dataset(name: str, **chosen: object) -> Dataset:

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from promptfed.data.dataset import Indices
 
-NOBODY = -1
+NO_CLIENT = -1
 Flags = NDArray[np.bool_]
-Plan = NDArray[np.int64]
+Counts = NDArray[np.int64]
 
 
 def proportions(alpha: float, clients: int, rng: np.random.Generator) -> NDArray[np.float64]:
@@ -36,7 +36,7 @@ def in_proportion(counts: Indices, total: int) -> Indices:
     return np.diff((2 * ends * total + whole) // (2 * whole), prepend=0)
 
 
-def dirichlet_plan(sizes: Indices, clients: int, alpha: float, rng: np.random.Generator) -> Plan:
+def dirichlet_plan(sizes: Indices, clients: int, alpha: float, rng: np.random.Generator) -> Counts:
     """Split each class over the clients in proportions of its own; `sizes` are training images per class."""
     plan = np.zeros((len(sizes), clients), dtype=np.int64)
     for row, size in zip(plan, sizes, strict=True):
@@ -45,7 +45,7 @@ def dirichlet_plan(sizes: Indices, clients: int, alpha: float, rng: np.random.Ge
     return plan
 
 
-def holders_plan(sizes: Indices, held: Flags, rng: np.random.Generator) -> Plan:
+def holders_plan(sizes: Indices, held: Flags, rng: np.random.Generator) -> Counts:
     """Share each class equally among the clients that hold it; `held` is [classes, clients]."""
     plan = np.zeros(held.shape, dtype=np.int64)
     for row, size, holds in zip(plan, sizes, held, strict=True):
@@ -76,7 +76,7 @@ def _trade(held: Flags, one: int, other: int, rng: np.random.Generator) -> None:
     held[differ[:half], other], held[differ[half:], other] = False, True
 
 
-def top_up(plan: Plan, least: int) -> Plan:
+def top_up(plan: Counts, least: int) -> Counts:
     """Bring every client to `least` images, each moved from the largest class of the client that is largest then."""
     plan, sizes = plan.copy(), plan.sum(axis=0)
     heap = [(-int(size), client) for client, size in enumerate(sizes)]
@@ -91,9 +91,9 @@ def top_up(plan: Plan, least: int) -> Plan:
     return plan
 
 
-def deal(plan: Plan, labels: Indices, test: Flags, rng: np.random.Generator) -> Indices:
+def deal(plan: Counts, labels: Indices, test: Flags, rng: np.random.Generator) -> Indices:
     """Owners of all images: training images as planned, and the test images of each class in the same proportions."""
-    owner = np.full(len(labels), NOBODY, dtype=np.int64)
+    owner = np.full(len(labels), NO_CLIENT, dtype=np.int64)
     for label, row in enumerate(plan):
         order = rng.permutation(len(row))
         train = rng.permutation(np.flatnonzero((labels == label) & ~test))

@@ -9,7 +9,7 @@ from numpy.random import Generator
 
 from promptfed.core.errors import PromptFedError, choice
 from promptfed.data.dataset import Dataset, Indices
-from promptfed.data.deal import NOBODY, Flags
+from promptfed.data.deal import NO_CLIENT, Flags
 from promptfed.data.partitioners import (
     dirichlet_owners,
     pathological_owners,
@@ -37,7 +37,7 @@ class Domain:
         owner, domains = dataset.domains, len(dataset.domain_names)
         if self.unseen:
             left_out = domain_number(dataset, self.unseen)
-            owner = np.where(owner == left_out, NOBODY, owner - (owner > left_out))
+            owner = np.where(owner == left_out, NO_CLIENT, owner - (owner > left_out))
             domains -= 1
         if clients != domains:
             less = f' less "{self.unseen}"' if self.unseen else ""
@@ -116,11 +116,11 @@ def clients_per_domain(name: str, dataset: Dataset, clients: int) -> int:
 
 def split_domains(name: str, dataset: Dataset, each: int, owners: Owners) -> Partition:
     """Split every domain by itself over `each` clients of its own."""
-    owner = np.full(len(dataset), NOBODY, dtype=np.int64)
+    owner = np.full(len(dataset), NO_CLIENT, dtype=np.int64)
     for domain, label in enumerate(dataset.domain_names):
         images = np.flatnonzero(dataset.domains == domain)
         test, where = dataset.test[images], f'the training part of domain "{label}"'
         require_images(each, int((~test).sum()), where=f' in domain "{label}"')
         local = owners(dataset.labels[images], test, where)
-        owner[images] = np.where(local == NOBODY, NOBODY, local + domain * each)
+        owner[images] = np.where(local == NO_CLIENT, NO_CLIENT, local + domain * each)
     return from_owners(name, owner, dataset.test, each * len(dataset.domain_names))

@@ -116,7 +116,7 @@ def _fetch(url: str, target: Path, checksum: str, name: str) -> Path:
         except (OSError, http.client.HTTPException) as problem:
             failure = problem
     else:
-        kept = "what arrived is kept and the next try goes on from there" if part.exists() else "nothing arrived"
+        kept = "what arrived is kept, and the next try resumes from there" if part.exists() else "nothing arrived"
         raise PromptFedError(
             f"Could not download {url} ({failure}); {kept}. "
             f"`promptfed data add {name} PATH` takes a {target.name} downloaded by hand."

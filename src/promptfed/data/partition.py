@@ -106,7 +106,7 @@ def _from_file(path: Path, options: Mapping[str, object], dataset: Dataset, clie
         strange = tested[~dataset.test[tested]]
         if len(strange):
             raise PromptFedError(
-                f'The partition file {path} tests on image {strange[0]}, which is no test image of "{dataset.name}" '
+                f'The partition file {path} tests on image {strange[0]}, which is not a test image of "{dataset.name}" '
                 "here; it was made for another evaluation split."
             )
     return partition

@@ -15,7 +15,7 @@ from numpy.random import Generator
 from promptfed.core.errors import PromptFedError
 from promptfed.data.dataset import Dataset, Indices
 from promptfed.data.deal import (
-    NOBODY,
+    NO_CLIENT,
     Flags,
     apportion,
     deal,
@@ -38,7 +38,7 @@ class Iid:
     def split(self, dataset: Dataset, clients: int, rng: Generator) -> Partition:
         """Deal the shuffled training images round the clients, and likewise the test images."""
         require_images(clients, int((~dataset.test).sum()))
-        owner = np.full(len(dataset), NOBODY, dtype=np.int64)
+        owner = np.full(len(dataset), NO_CLIENT, dtype=np.int64)
         for part in (~dataset.test, dataset.test):
             images = rng.permutation(np.flatnonzero(part))
             owner[images] = np.arange(len(images)) % clients
@@ -116,7 +116,7 @@ class Disjoint:
                 f"partition.classes_per_client = {self.classes_per_client} suffice for {most} clients, not {clients}."
             )
         owner = dataset.labels // self.classes_per_client
-        return from_owners(self.name, np.where(owner < clients, owner, NOBODY), dataset.test, clients)
+        return from_owners(self.name, np.where(owner < clients, owner, NO_CLIENT), dataset.test, clients)
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def deal_sizes(name: str, dataset: Dataset, sizes: Indices, repeat: bool, rng: G
             f"The partition deals {sizes.sum()} training images to {len(sizes)} clients but there are only "
             f"{len(train)}; use fewer clients, or at most {len(train) // len(sizes)} images each."
         )
-    owner = np.full(len(dataset), NOBODY, dtype=np.int64)
+    owner = np.full(len(dataset), NO_CLIENT, dtype=np.int64)
     owner[train[: sizes.sum()]] = np.repeat(np.arange(len(sizes)), sizes)
     owner[test] = takers
     return from_owners(name, owner, dataset.test, len(sizes))

@@ -15,7 +15,7 @@ from numpy.random import Generator
 
 from promptfed.core.errors import PromptFedError
 from promptfed.data.dataset import Dataset, Indices
-from promptfed.data.deal import NOBODY, Plan, apportion, proportions
+from promptfed.data.deal import NO_CLIENT, Counts, apportion, proportions
 from promptfed.data.partitioners import require_classes, require_images, require_positive, require_whole
 from promptfed.data.shares import Partition, from_owners, grouped
 
@@ -70,7 +70,7 @@ class PfllibPathological:
 class PfllibDirichlet:
     """Dir(alpha) shares of each class, none for a client that already has its equal part of all images.
 
-    Drawn anew until the smallest client has 8 images.
+    Drawn again until the smallest client has 8 images.
     """
 
     name: ClassVar[str] = "pfllib-dirichlet"
@@ -105,7 +105,7 @@ def class_sizes(dataset: Dataset) -> Indices:
     return np.bincount(dataset.labels, minlength=len(dataset.classes))
 
 
-def holders_in_order(sizes: Indices, clients: int, per_client: int, balanced: bool, rng: Generator) -> Plan:
+def holders_in_order(sizes: Indices, clients: int, per_client: int, balanced: bool, rng: Generator) -> Counts:
     """Images of each class for the first clients that still lack classes, [classes, clients]."""
     plan = np.zeros((len(sizes), clients), dtype=np.int64)
     lacking = np.full(clients, per_client)
@@ -128,7 +128,7 @@ def holder_amounts(size: int, holders: int, balanced: bool, rng: Generator) -> I
     return np.diff(ends, prepend=0)
 
 
-def capped_plan(sizes: Indices, clients: int, alpha: float, rng: Generator) -> Plan:
+def capped_plan(sizes: Indices, clients: int, alpha: float, rng: Generator) -> Counts:
     """One draw of the images of each class for each client, [classes, clients].
 
     It is incomplete where all the shares of a class fall on clients that are full.
@@ -144,9 +144,9 @@ def capped_plan(sizes: Indices, clients: int, alpha: float, rng: Generator) -> P
     return plan
 
 
-def merged_split(name: str, dataset: Dataset, plan: Plan, train_fraction: float, rng: Generator) -> Partition:
+def merged_split(name: str, dataset: Dataset, plan: Counts, train_fraction: float, rng: Generator) -> Partition:
     """Deal every class as planned, official training and test images alike, then divide each client at random."""
-    owner = np.full(len(dataset), NOBODY, dtype=np.int64)
+    owner = np.full(len(dataset), NO_CLIENT, dtype=np.int64)
     for label, row in enumerate(plan):
         images = rng.permutation(np.flatnonzero(dataset.labels == label))
         owner[images[: row.sum()]] = np.repeat(np.arange(len(row)), row)

@@ -15,7 +15,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from promptfed.backbones.clip import CLIP
-from promptfed.backbones.clip_checkpoint import Form
+from promptfed.backbones.clip_checkpoint import ClipArch
 from promptfed.backbones.painter import Painter
 from promptfed.backbones.pretrained import ViT
 from promptfed.backbones.residual import ResNetArch
@@ -83,7 +83,7 @@ def _toy_backbone(method: Method, data: Dataset) -> Backbone:
         return ViT.random((3, 8, 8), CLASSES, width=16, depth=2, heads=2, patch=4, precision="fp32")
     image = Arch(16, 2, 2, 4, 64, (0, 0), projection=16)
     text = TextArch(16, 1, 2, 64, vocabulary=32, positions=32, projection=16)
-    return CLIP.random((3, 8, 8), data.classes, Form(image, text), precision="fp32")
+    return CLIP.random((3, 8, 8), data.classes, ClipArch(image, text), precision="fp32")
 
 
 def toy_loop(

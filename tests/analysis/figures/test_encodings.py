@@ -11,7 +11,7 @@ from torch import Tensor
 
 from promptfed.analysis.figures import draw, encodings
 from promptfed.analysis.figures.encodings import encoded, pool_of
-from promptfed.analysis.quality import sent
+from promptfed.analysis.quality import uploads
 from promptfed.core import statistics, tree
 from promptfed.core.errors import PromptFedError
 from promptfed.core.prompts.templates import OBJECT
@@ -51,7 +51,7 @@ def painted_states(words: Tensor) -> Tensor:
 
 def test_a_shared_word_is_each_clients_as_it_trained_it(folders: dict[str, Path]) -> None:
     run = open_run(folders["fedti"])
-    words = sent(run, [0, 2])["word"]  # [2, 1, 12]
+    words = uploads(run, [0, 2])["word"]  # [2, 1, 12]
     assert not words[0].equal(words[1])
     torch.testing.assert_close(encoded(run, [0, 2]), painted_states(words.expand(-1, 2, -1)))
 

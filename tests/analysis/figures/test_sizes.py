@@ -12,7 +12,7 @@ from support.command import promptfed
 from support.drawn import about
 from support.tiny_runs import write_images
 
-NOBODY = {"down_floats": 1, "up_floats": 1, "down_bytes": 4, "up_bytes": 4}
+NO_TRAFFIC = {"down_floats": 1, "up_floats": 1, "down_bytes": 4, "up_bytes": 4}
 AROUND = '[method]\nname = "{method}"\n[prompt]\nkind = "{kind}"\nsize = {size}\n'
 PFEDPT = '[method]\nname = "pfedpt"\nprompt = "{kind}"\nsize = {size}\nlr = {lr}\n'
 
@@ -27,11 +27,18 @@ def write_run(folder: Path, mean: float, *, seed: int = 0, top: str = "", finish
     )
     score = {"mean": mean, "weighted": mean - 0.1, "worst": mean, "p10": mean, "per_client": [mean]}
     line = {"round": 1, "clients": [0], "loss": 1.0, "received": score, "trained": None, "deployed": None}
-    line |= {"measures": {}, "traffic": NOBODY, "images": 1, "seconds": 1.0}
+    line |= {"measures": {}, "traffic": NO_TRAFFIC, "images": 1, "seconds": 1.0}
     (folder / "rounds.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
     named = {"method": own["method"], "dataset": own["data"], "partition": "iid", "backbone": "cnn"}
     accuracy = score | {"best_round": 1, "best_mean": mean}
-    summary = named | {"seed": seed, "clients": 1, "rounds": 1, "accuracy": accuracy, "traffic": NOBODY, "seconds": 1.0}
+    summary = named | {
+        "seed": seed,
+        "clients": 1,
+        "rounds": 1,
+        "accuracy": accuracy,
+        "traffic": NO_TRAFFIC,
+        "seconds": 1.0,
+    }
     if finished:
         (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     return folder
@@ -84,7 +91,7 @@ def test_runs_that_cannot_be_points(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", 0.5)
     with pytest.raises(PromptFedError, match=r'"\S+/a" and "\S+/b" are the same run twice; leave one out\.'):
         draw("sizes", [run, write_run(tmp_path / "b", 0.5)])
-    with pytest.raises(PromptFedError, match=r'Run folder "\S+/c" is not finished; let the run go on, or leave it out'):
+    with pytest.raises(PromptFedError, match=r'Run folder "\S+/c" is not finished; resume the run, or leave it out'):
         draw("sizes", [run, write_run(tmp_path / "c", 0.5, size=4, finished=False)])
     untested = write_run(tmp_path / "d", 0.5, size=4)
     summary = json.loads((untested / "summary.json").read_text(encoding="utf-8"))

@@ -127,7 +127,7 @@ def _leaked(run: Opened, members: list[int]) -> dict[str, Any]:
     """Train the clients once more from the final state, and read their labels off what they send."""
     loop = run.loop
     if any(isinstance(guard, SecureSum) for guard in loop.guards.guards):
-        raise PromptFedError("With guards.secure the server sees no single upload, so none gives anything away.")
+        raise PromptFedError("With guards.secure the server sees no single upload, so no upload gives anything away.")
     rows = np.unique(np.concatenate([*loop.shards.rows["test"], *loop.shards.rows["unseen"]]))
     rows = balanced(run.dataset.labels, rows, PER_CLASS)
     guessed = []
@@ -158,7 +158,7 @@ def _server_logits(run: Opened, down: Tree, up: Tree, images: Tensor) -> Tensor:
             return method.predict(task, method.prepare(task, model), {"x": images})
         if "head.weight" in down | up and whole:
             return task.backbone(down | up, images)
-    raise PromptFedError(f"What a client of {run.name} uploads is no model by itself, so it gives no labels away.")
+    raise PromptFedError(f"What a client of {run.name} uploads is not a model by itself, so it gives no labels away.")
 
 
 def _colours(run: Opened) -> Any:

@@ -56,7 +56,7 @@ def sizes(folders: Sequence[Path], clients: Sequence[int]) -> Drawing:
 def sized(run: RunFolder) -> Sized:
     """Return a run with its prompt's kind and size, or say that it has none, is not finished, or has no accuracy."""
     if not run.finished:
-        raise PromptFedError(f'Run folder "{run.path}" is not finished; let the run go on, or leave it out.')
+        raise PromptFedError(f'Run folder "{run.path}" is not finished; resume the run, or leave it out.')
     keys = flat(run.recipe)
     for size, kind in PLACES.items():
         if size in keys and kind in keys:
