@@ -81,7 +81,7 @@ def test_the_servers_words_need_neither_images_nor_clients(relic: Finished, tmp_
     # a painter's pictures are as large as the images, which are not there
     torch.testing.assert_close(here["global"].mean((-1, -2)), there["global"].mean((-1, -2)))
     for asked in ({"client": 1}, {"kind": "client"}):
-        with pytest.raises(PromptFedError, match="Only the server's words of .* are open"):
+        with pytest.raises(PromptFedError, match=r"Only the server's words of .* are open"):
             generate(words, Sampler(count=1), tmp_path / "grid.png", **asked)
     assert promptfed("export", folder, "--out", tmp_path / "word.safetensors").code == 0
     assert promptfed("generate", folder, "--count", 1, "--out", tmp_path / "one.png").code == 0
@@ -153,7 +153,7 @@ def test_pixels_are_bytes(tmp_path: Path) -> None:
 def test_what_cannot_be_drawn_is_said(relic: Finished, alone: Finished, tmp_path: Path) -> None:
     out = tmp_path / "grid.png"
     for run, kind, client, sentence in (
-        (relic, "global", 1, "no client's"),
+        (relic, "global", 1, "belongs to no client"),
         (relic, None, 3, "has clients 0 … 2, not 3"),
         (alone, None, None, "every client has a word of its own"),
     ):
@@ -163,7 +163,7 @@ def test_what_cannot_be_drawn_is_said(relic: Finished, alone: Finished, tmp_path
         generate(relic, Sampler(count=1), out, rounds=(3,))
     with pytest.raises(PromptFedError, match="Only the global word is kept"):
         generate(relic, Sampler(count=1), out, client=1, rounds=(1,))
-    with pytest.raises(PromptFedError, match="no ending of a picture"):
+    with pytest.raises(PromptFedError, match="does not end like a picture file"):
         generate(relic, Sampler(count=1, steps=0), tmp_path / "grid.nothing")  # said before anything is drawn
     with pytest.raises(PromptFedError, match="--guidance must be a finite number, not nan"):
         Sampler(guidance=float("nan"))

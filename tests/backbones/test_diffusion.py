@@ -248,7 +248,9 @@ def test_a_clip_image_encoder_gives_the_visual_features(folder: str, tmp_path: P
 
 def test_a_folder_without_a_part_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer").mkdir()
-    with pytest.raises(PromptFedError, match="no text-to-image model in diffusers' layout: it has no text_encoder/"):
+    with pytest.raises(
+        PromptFedError, match="is not a text-to-image model in diffusers' layout: it has no text_encoder/"
+    ):
         Diffusion((3, SIDE, SIDE), 2, str(tmp_path)).to(CPU)
 
 

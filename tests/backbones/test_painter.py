@@ -36,7 +36,7 @@ def test_drawings_are_the_pictures() -> None:
 
 def test_it_classifies_nothing() -> None:
     for use in (lambda: PAINTER({}, torch.zeros(1)), lambda: PAINTER.token_width, lambda: PAINTER.layers):
-        with pytest.raises(PromptFedError, match="classifies none"):
+        with pytest.raises(PromptFedError, match="does not classify"):
             use()
     assert PAINTER.draws() == {}
     assert PAINTER.to(torch.device("cpu")) == PAINTER

@@ -272,5 +272,6 @@ class LoadedDiffusion(Diffusion):
 
 def _no_classifier() -> NoReturn:
     raise PromptFedError(
-        "The diffusion backbone draws images and does not classify; use it with relic, fedti or another method that learns a word."
+        "The diffusion backbone draws images and does not classify; use it with a method that learns a word, "
+        "such as relic or fedti."
     )

@@ -115,4 +115,4 @@ def _signal(time: Tensor) -> Tensor:
 
 
 def _refuse() -> NoReturn:
-    raise PromptFedError("A text-to-image backbone draws images and classifies none.")
+    raise PromptFedError("A text-to-image backbone draws images and does not classify.")
