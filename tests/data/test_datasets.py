@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from promptfed.core.errors import PromptFedError
-from promptfed.data import DATASETS, Dataset, add, datasets, download, open_dataset, parsed, status
+from promptfed.data import DATASETS, Dataset, add, datasets, download, find_sides, open_dataset, parsed, status
 from promptfed.data.split import fewer
 from support.small_archives import write_cifar10, write_cifar100, write_fashion, write_tiny
 
@@ -51,6 +51,29 @@ def test_the_names() -> None:
 
 def test_the_embedded_set_needs_nothing() -> None:
     assert len(open_dataset("fashion-shops")) == 8000
+
+
+def test_sides_are_known_without_an_image(tmp_path: Path) -> None:
+    (tmp_path / "debian").mkdir()
+    write_fashion(tmp_path / "debian")
+    write_cifar10(tmp_path / "cifar10.tar.gz")
+    write_cifar100(tmp_path / "cifar100.tar.gz")
+    write_tiny(tmp_path / "tiny.zip")
+    np.savez(tmp_path / "mine.npz", x=np.zeros((4, 5, 7, 3), np.uint8), y=[0, 1, 0, 1])
+    for file, name in (("cifar10.tar.gz", "cifar10"), ("cifar100.tar.gz", "cifar100"), ("tiny.zip", "tiny-imagenet")):
+        add(name, tmp_path / file, verify=False)
+    for name in ("fashion-shops", "fashion-mnist", "cifar10", "cifar100", "tiny-imagenet", f"npz:{tmp_path}/mine.npz"):
+        data = open_dataset(name)
+        assert find_sides(name) == data.sides
+        assert (data.mean, data.std) == (Dataset.mean, Dataset.std)  # whoever has no images relies on this
+
+
+def test_sides_are_an_option_of_all_other_sets() -> None:
+    for name, kind in DATASETS.items():
+        if name not in (*datasets.SIDES, "npz"):
+            given = {"path": "somewhere"} if name == "folder" else {}
+            assert find_sides(name, size=48, **given) == (48, 48)
+            assert find_sides(name, **given) == (kind.size, kind.size)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

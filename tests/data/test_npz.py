@@ -8,6 +8,7 @@ import pytest
 
 from promptfed.core.errors import PromptFedError
 from promptfed.data import open_dataset
+from promptfed.data.npz import read_sides
 
 Arrays = dict[str, Any]
 
@@ -84,3 +85,21 @@ def test_wrong_files_are_one_sentence(path: Path) -> None:
     np.savez(path, z=np.zeros(1))
     with pytest.raises(PromptFedError, match="lacks x; it holds z"):
         open_dataset(f"npz:{path}")
+
+
+@pytest.mark.parametrize("write", [np.savez, np.savez_compressed])
+def test_the_sides_of_images_are_in_a_header(path: Path, write: Any) -> None:
+    write(path, **split() | {"x_train": images(3, 4, 6)})
+    assert read_sides(path) == (4, 6)
+
+
+def test_no_sides(path: Path) -> None:
+    with pytest.raises(PromptFedError, match="There is no file"):
+        read_sides(path)
+    path.write_bytes(b"PK")
+    with pytest.raises(PromptFedError, match=r"not an \.npz file of images"):
+        read_sides(path)
+    for arrays in ({"y": [1]}, {"x": [1, 2]}):
+        np.savez(path, **arrays)  # type: ignore[arg-type]
+        with pytest.raises(PromptFedError, match=r"not an \.npz file of images"):
+            read_sides(path)

@@ -11,6 +11,7 @@ from promptfed.core.errors import PromptFedError
 from promptfed.data import open_dataset
 from promptfed.data.dataset import Dataset
 from promptfed.data.partition import Partition, make_partition
+from promptfed.data.shares import DescribedPartition
 from promptfed.data.split import evaluated_on
 
 
@@ -234,3 +235,36 @@ def test_wrong_number_of_clients_for_a_file_and_negative_seed(tmp_path: Path) ->
         make_partition(f"file:{tmp_path / 'p.json'}", {}, dataset, 3, 0)
     with pytest.raises(PromptFedError, match="seed must be a whole number from 0, not -1"):
         make_partition("iid", {}, dataset, 2, -1)
+
+
+# -- read without the data set ----------------------------------------------------------------------------------------
+
+
+def test_a_file_describes_the_images(tmp_path: Path) -> None:
+    partition, dataset = small()
+    partition.save(tmp_path / "partition.json", dataset)
+    found = DescribedPartition.load(tmp_path / "partition.json")
+    assert found.partition == partition
+    assert found.classes == dataset.classes
+    assert found.counts.tolist() == partition.counts(dataset).tolist()
+    assert found.domains.tolist() == [[1, 1], [1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("classes", ["one"]), ("classes", 3), ("domain_names", None), ("clients", []), ("hash", "sha256:0"), ("name", 4)],
+)
+def test_a_description_that_does_not_fit_is_refused(key: str, value: object, tmp_path: Path) -> None:
+    path = tmp_path / "partition.json"
+    small()[0].save(path, small()[1])
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.raises(PromptFedError, match="torn or edited"):
+        DescribedPartition.load(path)
+
+
+def test_edited_counts_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "partition.json"
+    small()[0].save(path, small()[1])
+    path.write_text(path.read_text().replace('"counts":[2,0]', '"counts":[2,1]'))
+    with pytest.raises(PromptFedError, match="torn or edited"):
+        DescribedPartition.load(path)

@@ -16,19 +16,17 @@ from promptfed.core.errors import PromptFedError
 from promptfed.core.method import Method, Task
 from promptfed.core.tree import Tree
 from promptfed.data.batches import ClientData, Pool
-from promptfed.data.dataset import Dataset, Images
+from promptfed.data.dataset import Color, Dataset, Images
 from promptfed.data.photos import decode
 from promptfed.results.folder import names
 from promptfed.results.folder.record import over_sites
 from promptfed.runs import config
 from promptfed.runs.config import Recipe
-from promptfed.runs.finished import Finished, check_client, open_run
+from promptfed.runs.finished import Finished, open_run
 from promptfed.runs.planning import make_task, pick_device
-from promptfed.runs.runner import single
 from promptfed.runs.site_model import MODEL, read_model
 
 BATCH = 64
-Color = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
@@ -68,8 +66,9 @@ def load(source: Path, client: int | None = None, device: str = "auto") -> Model
     if over_sites(folder):
         raise PromptFedError(f"{folder} is the coordinator's side of a run; the models are at the sites.")
     if (folder / names.RECIPE).is_file():
-        _check_sees(folder, single(config.load(str(folder / names.RECIPE))))
-        return _of_client(open_run(folder, device), client)
+        run = open_run(folder, device)
+        _check_sees(folder, run.recipe, run.method)
+        return _of_client(run, client)
     if not (folder / MODEL).is_file():
         started = any((folder / name).exists() for name in ("versions", "once.safetensors"))
         what = "is not finished: it has no" if started else "is not a run folder: it has neither recipe.toml nor"
@@ -79,9 +78,8 @@ def load(source: Path, client: int | None = None, device: str = "auto") -> Model
     return _of_site(folder, device)
 
 
-def _check_sees(folder: Path, recipe: Recipe) -> None:
+def _check_sees(folder: Path, recipe: Recipe, method: Method) -> None:
     """Refuse a run whose method knows no classes."""
-    method = config.build_method(recipe)
     if method.inverts:
         name = recipe.method["name"]
         raise PromptFedError(f"{folder} is a run of {name}, which learns a word, not classes; use promptfed generate.")
@@ -89,10 +87,11 @@ def _check_sees(folder: Path, recipe: Recipe) -> None:
 
 def _of_site(folder: Path, device: str) -> Model:
     found = read_model(folder)
-    _check_sees(folder, found.recipe)
+    method = config.build_method(found.recipe)
+    _check_sees(folder, found.recipe, method)
     place = pick_device(device)
     return Model(
-        method=config.build_method(found.recipe),
+        method=method,
         task=make_task(found.recipe, found.shape, found.classes, place),
         params=tree.to(found.params, place),
         shape=found.shape,
@@ -107,28 +106,21 @@ def _of_site(folder: Path, device: str) -> Model:
 
 def _of_client(run: Finished, client: int | None) -> Model:
     """Return the model a client of a simulated run deploys; without a client, the server's own, if there is one."""
-    loop, dataset = run.loop, run.plan.dataset
-    if client is None:
-        params, client = loop.method.deploy(run.task, loop.server), 0
-        if not params:
-            last = len(loop.shards) - 1
-            raise PromptFedError(f"{run.folder} has a model for every client; choose one with --client 0 … {last}.")
-    else:
-        check_client(run, client)
-        down, personal = run.own(client)
-        data = loop.shards.data([client], loop.settings.total, stacked=False)
-        params = loop.method.adapt(run.task, down, personal, data)
+    params = run.method.deploy(run.task, run.server) if client is None else run.deployed(client)
+    if client is None and not params:
+        raise PromptFedError(f"{run.folder} has a model for every client; choose one with --client 0 … {len(run) - 1}.")
+    mean, std = run.pixel_statistics
     return Model(
-        method=loop.method,
-        task=run.plan.task,
+        method=run.method,
+        task=run.image_task,
         params=params,
-        shape=dataset.sides,
-        mean=dataset.mean,
-        std=dataset.std,
-        facts=tree.row(loop.shards.facts([client]), 0),
-        seed=loop.settings.seed,
-        round=loop.settings.total,
-        device=loop.device,
+        shape=run.sides,
+        mean=mean,
+        std=std,
+        facts=run.facts(client or 0),
+        seed=run.recipe.seed,
+        round=run.finished,
+        device=run.device,
     )
 
 

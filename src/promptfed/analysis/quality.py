@@ -24,7 +24,7 @@ from promptfed.core.files import write_json
 from promptfed.data.dataset import Indices
 from promptfed.results.folder import names
 from promptfed.results.folder.record import Line
-from promptfed.runs.finished import Finished, check_client, inverted, once_more
+from promptfed.runs.finished import Finished, inverted, once_more
 
 RealSet = Literal["all", "own"]
 
@@ -178,7 +178,7 @@ def real_pictures(run: Finished, images: Indices, side: int) -> Tensor:
 def uploads(run: Finished, clients: Sequence[int]) -> tree.Tree:
     """Return what these clients would send in one more round [C, ...], guarded as it leaves them; nothing changes."""
     for client in clients:
-        check_client(run, client)
+        run.check_client(client)
     loop = run.loop
     rows = [
         loop.guards.protect(loop.settings.total, torch.tensor(client), own, up, weight)[1]

@@ -1,6 +1,6 @@
 """Labelled images: data sets by name, the user's own, and their division among clients."""
 
 from promptfed.data.dataset import Dataset
-from promptfed.data.datasets import DATASETS, add, open_dataset, status
+from promptfed.data.datasets import DATASETS, add, find_sides, open_dataset, status
 
-__all__ = ["DATASETS", "Dataset", "add", "open_dataset", "status"]
+__all__ = ["DATASETS", "Dataset", "add", "find_sides", "open_dataset", "status"]

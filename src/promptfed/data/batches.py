@@ -1,7 +1,8 @@
 """Seeded, padded batches of one client, or of a stack of clients whose tensors gain a leading C."""
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,6 +41,19 @@ class Pool:
             return self.x[index]
         chosen = self.x.index_select(0, index.flatten()).float()
         return torch.addcmul(self.shift, chosen, self.scale).view(*index.shape, *self.x.shape[1:]).movedim(-1, -3)
+
+
+class LatePool(Pool):
+    """A pool that is made when it is first looked into: who has one need not have the images."""
+
+    def __init__(self, make: Callable[[], Pool]) -> None:
+        self._make = make
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # copying and the like ask for these, and none is the pool's
+            raise AttributeError(name)
+        vars(self).update(vars(self._make()))
+        return vars(self)[name]
 
 
 @dataclass(frozen=True)
@@ -177,6 +191,16 @@ class PlannedBatches:
 _PLAN = ("plan.pool", "plan.index", "plan.mask")
 
 
+def make_facts(sizes: Sequence[int], counts: Indices, domains: Sequence[int]) -> Tree:
+    """Return what all clients know of themselves: client [C], size [C], counts [C, classes], domain [C]."""
+    return {
+        "client": torch.arange(len(sizes)),
+        "size": torch.tensor([float(size) for size in sizes]),
+        "counts": torch.from_numpy(counts).float(),
+        "domain": torch.tensor(domains),
+    }
+
+
 class Shards:
     """Who holds what: hands out the training or test data of any clients, one or stacked."""
 
@@ -192,13 +216,9 @@ class Shards:
         self.pool, self.seed, self.draws = pool, seed, draws
         self.rows = {"train": train, "test": test, "unseen": unseen}  # unseen: test images that no client holds
         self.capacity = max(len(rows) for rows in train)
-        counts = [np.bincount(pool.labels[rows], minlength=pool.classes) for rows in train]
-        self._facts = {
-            "client": torch.arange(len(train)),
-            "size": torch.tensor([float(len(rows)) for rows in train]),
-            "counts": torch.from_numpy(np.stack(counts)).float(),
-            "domain": torch.tensor([int(np.bincount(pool.domains[rows]).argmax()) for rows in train]),
-        }
+        sizes = [len(rows) for rows in train]
+        counts = np.stack([np.bincount(pool.labels[rows], minlength=pool.classes) for rows in train])
+        self._facts = make_facts(sizes, counts, [int(np.bincount(pool.domains[rows]).argmax()) for rows in train])
 
     def __len__(self) -> int:
         return len(self.rows["train"])

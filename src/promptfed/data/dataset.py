@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 Images = NDArray[np.uint8]
 Indices = NDArray[np.int64]
+Color = tuple[float, float, float]  # a number per channel
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,8 @@ class Dataset:
     classes: tuple[str, ...]
     domains: Indices  # [N], values in 0 … len(domain_names) - 1
     domain_names: tuple[str, ...]
-    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
-    std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    mean: Color = (0.5, 0.5, 0.5)
+    std: Color = (0.5, 0.5, 0.5)
     val: NDArray[np.bool_] | None = None  # [N], True for the official validation images, none of them in `test`
     used: NDArray[np.bool_] | None = None  # [N], False for images that are left out; None: nothing is
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
@@ -19,7 +19,7 @@ from promptfed.data.domainnet import DomainNet
 from promptfed.data.download import REMOTES, digest, fetch, home
 from promptfed.data.flowers import Flowers102
 from promptfed.data.folder import read_folder
-from promptfed.data.npz import read_npz
+from promptfed.data.npz import read_npz, read_sides
 from promptfed.data.office import OfficeCaltech10
 from promptfed.data.parsed import kept
 from promptfed.data.places import held, remember
@@ -161,10 +161,26 @@ _ALL: tuple[type[NamedDataset], ...] = (
     TinyImageNet,
 )
 DATASETS: dict[str, type[NamedDataset]] = {kind.name: kind for kind in _ALL}
+# The height and width of the images of sets without the option `size`.
+SIDES = {FashionShops.name: 32, FashionMnist.name: 32, Cifar10.name: 32, Cifar100.name: 32, TinyImageNet.name: 64}
 
 
 def open_dataset(name: str, **chosen: object) -> Dataset:
     """Load a data set by name, with its options by name; `folder:PATH` and `npz:PATH` carry their path in the name."""
+    return _named(name, chosen).load()
+
+
+def find_sides(name: str, **chosen: object) -> tuple[int, int]:
+    """Return the height and width of a data set's images without reading any of them."""
+    found = _named(name, chosen)
+    if isinstance(found, Npz):
+        return read_sides(Path(found.path).expanduser())
+    side = SIDES.get(found.name) or int(vars(found)["size"])
+    return side, side
+
+
+def _named(name: str, chosen: Mapping[str, object]) -> NamedDataset:
+    """Return the data set of that name with those options, checked."""
     kind, colon, path = name.partition(":")
     if kind not in DATASETS:
         raise choice("data set", kind, DATASETS)
@@ -179,7 +195,7 @@ def open_dataset(name: str, **chosen: object) -> Dataset:
         if key not in hints:
             raise choice(f'option of data set "{kind}"', key, hints)
         checked[key] = options.typed(f"data.{key}", str(value) if isinstance(value, Path) else value, hints[key])
-    return DATASETS[kind](**checked).load()
+    return DATASETS[kind](**checked)
 
 
 def add(name: str, path: Path, *, verify: bool = True) -> Path:

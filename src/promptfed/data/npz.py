@@ -42,6 +42,22 @@ def read_npz(path: Path, test_fraction: float, seed: int) -> Dataset:
     )
 
 
+def read_sides(path: Path) -> tuple[int, int]:
+    """Return the height and width of the images, from the header of their array alone."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            name = "x_train.npy" if "x_train.npy" in archive.namelist() else "x.npy"
+            with archive.open(name) as array:
+                old = np.lib.format.read_magic(array) == (1, 0)
+                header = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
+                _, height, width = header(array)[0][:3]
+    except FileNotFoundError as problem:
+        raise PromptFedError(f"There is no file {path}.") from problem
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as problem:
+        raise PromptFedError(f"{path} is not an .npz file of images.") from problem
+    return height, width
+
+
 def _read(path: Path) -> Arrays:
     """Return the arrays of the file by name."""
     if not path.is_file():

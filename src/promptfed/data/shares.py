@@ -94,34 +94,69 @@ class Partition:
     @classmethod
     def load(cls, path: str | Path, dataset: Dataset) -> "Partition":
         """Read partition.json, and refuse a file that is torn, edited, or made for other data."""
-        document = _read(Path(path))
-        torn = PromptFedError(f"The partition file {path} is torn or edited; make it again or restore the original.")
-        try:
-            name, stored, made_for, images = (document[key] for key in ("name", "hash", "dataset", "images"))
-            train = tuple(_indices(client["train"]) for client in document["clients"])
-            test = tuple(_indices(client["test"]) for client in document["clients"])
-            counts = [client["counts"] for client in document["clients"]]
-            repeats = document.get("repeats", False) is True
-        except (KeyError, TypeError, ValueError):
-            raise torn from None
+        document, partition = _parsed(Path(path))
+        made_for, images = document["dataset"], document["images"]
         if (made_for, images) != (dataset.name, len(dataset)):
             raise PromptFedError(
                 f'The partition file {path} splits the data set "{made_for}" with {images} images, '
                 f'not "{dataset.name}" with {len(dataset)} images.'
             )
-        if stored != fingerprint(train, test) or not isinstance(name, str):
-            raise torn
-        partition = cls(name, train, test, repeats)
-        if max(int(images.max(initial=-1)) for images in (*train, *test)) >= len(dataset):
+        if max(int(rows.max(initial=-1)) for rows in (*partition.train, *partition.test)) >= len(dataset):
             raise PromptFedError(
                 f'The partition file {path} names images beyond the {len(dataset)} of "{dataset.name}".'
             )
-        if partition.counts(dataset).tolist() != counts:
+        if partition.counts(dataset).tolist() != [client["counts"] for client in document["clients"]]:
             raise PromptFedError(
                 f'The class counts in the partition file {path} do not fit the labels of "{dataset.name}"; '
                 "the file was edited or the data set has changed."
             )
         return partition
+
+
+@dataclass(frozen=True)
+class DescribedPartition:
+    """A partition with what its file says about the images, for those who do not have them."""
+
+    partition: Partition
+    classes: tuple[str, ...]
+    counts: NDArray[np.int64]  # training images per class [clients, classes]
+    domains: NDArray[np.int64]  # and per domain [clients, domains]
+
+    @classmethod
+    def load(cls, path: Path) -> "DescribedPartition":
+        """Read the partition.json of a run."""
+        document, partition = _parsed(path)
+        try:
+            classes = tuple(map(str, document["classes"]))
+            counts, domains = (
+                np.array([client[key] for client in document["clients"]], np.int64).reshape(len(partition), size)
+                for key, size in (("counts", len(classes)), ("domains", len(document["domain_names"])))
+            )
+        except (KeyError, TypeError, ValueError):
+            raise _torn(path) from None
+        if any((tally.sum(1) != [len(rows) for rows in partition.train]).any() for tally in (counts, domains)):
+            raise _torn(path)
+        return cls(partition, classes, counts, domains)
+
+
+def _parsed(path: Path) -> tuple[Any, Partition]:
+    """Read a partition file; return all of it, and the partition, whose fingerprint is checked."""
+    document = _read(path)
+    try:
+        name, stored = document["name"], document["hash"]
+        train = tuple(_indices(client["train"]) for client in document["clients"])
+        test = tuple(_indices(client["test"]) for client in document["clients"])
+        whole = {"dataset", "images"} <= document.keys() and all("counts" in client for client in document["clients"])
+        repeats = document.get("repeats", False) is True
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise _torn(path) from None
+    if not whole or stored != fingerprint(train, test) or not isinstance(name, str):
+        raise _torn(path)
+    return document, Partition(name, train, test, repeats)
+
+
+def _torn(path: Path) -> PromptFedError:
+    return PromptFedError(f"The partition file {path} is torn or edited; make it again or restore the original.")
 
 
 def from_owners(name: str, owner: Indices, test: NDArray[np.bool_], clients: int) -> Partition:

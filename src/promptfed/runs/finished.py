@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import cast
 
@@ -14,12 +15,16 @@ from promptfed.core.method import Inversion, Method, Task, text_to_image
 from promptfed.core.progress import bar
 from promptfed.core.protocols import TextToImage
 from promptfed.core.tree import Tree
+from promptfed.data import find_sides
+from promptfed.data.batches import ClientData, LatePool, make_facts
+from promptfed.data.dataset import Color, Dataset
+from promptfed.data.shares import DescribedPartition
 from promptfed.federation.fleet import Stacked
 from promptfed.federation.loop import Loop, rng_for
-from promptfed.federation.store import read_tree
+from promptfed.federation.store import Store, read_tree, verify
 from promptfed.results.folder import names
 from promptfed.results.folder.parts import read_summary
-from promptfed.results.folder.record import Record, over_sites
+from promptfed.results.folder.record import Line, Record, over_sites
 from promptfed.runs import config, planning, runner
 from promptfed.runs.config import Recipe
 from promptfed.runs.planning import Plan
@@ -51,28 +56,112 @@ class Words:
 
 @dataclass(frozen=True)
 class Finished:
-    """All that a finished run learned, on the device where it is looked at."""
+    """All that a finished run learned, on the device where it is looked at; each part is loaded when first needed."""
 
     folder: Path
-    plan: Plan
-    loop: Loop
+    recipe: Recipe
+    method: Method
+    described: DescribedPartition
+    state: Line
+    device: torch.device
+
+    def __len__(self) -> int:
+        """Return the number of clients."""
+        return len(self.described.partition)
 
     @property
-    def task(self) -> Task:
-        """Return the task as the method saw it in training."""
-        return self.loop.task
+    def finished(self) -> int:
+        """Return the number of rounds."""
+        return int(self.state["round"])
 
     @property
     def words(self) -> Words:
         """Return the words of its server."""
-        loop = self.loop
-        return Words(self.folder, self.plan.recipe, loop.method, self.task, loop.device, loop.finished)
+        return Words(self.folder, self.recipe, self.method, self.task, self.device, self.finished)
+
+    @property
+    def pixel_statistics(self) -> tuple[Color, Color]:
+        """Return the mean and the deviation that images are normalised with; no data set has any of its own."""
+        return self.image_task.backbone.statistics or (Dataset.mean, Dataset.std)
+
+    @cached_property
+    def sides(self) -> tuple[int, int]:
+        """Return the height and width of its images."""
+        given = dict(self.recipe.data)
+        return find_sides(str(given.pop("name")), **given)
+
+    @cached_property
+    def image_task(self) -> Task:
+        """Return the task with the whole backbone."""
+        return planning.make_task(self.recipe, self.sides, self.described.classes, self.device)
+
+    @cached_property
+    def task(self) -> Task:
+        """Return the task as the method saw it in training: the backbone's features may have been computed once."""
+        return planning.task_for(self.method, self.image_task)
+
+    @cached_property
+    def server(self) -> Tree:
+        """Return the server's tree after the last round."""
+        path = Record(self.folder).checkpoint / self.state["server"]["file"]
+        verify(path, self.state["server"]["crc32"])
+        return tree.to(read_tree(path), self.device)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Return all that the recipe names, its images included."""
+        return planning.prepare(self.recipe, self.method, self.folder / names.PARTITION, self.image_task)
+
+    @cached_property
+    def loop(self) -> Loop:
+        """Return the run's loop at its last round, images included, to train or test any of its clients."""
+        loop = planning.make_loop(self.plan, Record(self.folder))
+        loop.restore(self.state, rewind=False)
+        return loop
+
+    @cached_property
+    def _store(self) -> Store:
+        def fresh(client: int) -> Tree:
+            return self.method.init_client(self.task, self.data(client, 0), rng_for(self.recipe.seed, client))
+
+        store = Store(fresh, Record(self.folder).checkpoint)
+        store.restore(self.state["personal"])
+        return store
+
+    @cached_property
+    def _facts(self) -> Tree:
+        held = self.described
+        sizes = [len(rows) for rows in held.partition.train]
+        return tree.to(make_facts(sizes, held.counts, held.domains.argmax(1).tolist()), self.device)
+
+    def facts(self, client: int) -> Tree:
+        """Return what a client knows of itself."""
+        self.check_client(client)
+        return tree.row(self._facts, client)
+
+    def data(self, client: int, t: int) -> ClientData:
+        """Return a client's training data in round `t`; whoever asks it for no batch loads no image."""
+        rows, draws = self.described.partition.train, self.method.draws(self.task)
+        pool, most = LatePool(lambda: self.loop.shards.pool), max(map(len, rows))
+        return ClientData(pool, self.recipe.seed, t, (client,), (rows[client],), False, draws, self.facts(client), most)
 
     def own(self, client: int) -> tuple[Tree, Tree]:
         """Return what a client receives from the server now, and its personal tree."""
-        check_client(self, client)
-        down = tree.row(self.loop.method.download(self.task, self.loop.server, torch.tensor([client])), 0)
-        return down, tree.to(self.loop.store.get(client), self.loop.device)
+        self.check_client(client)
+        down = tree.row(self.method.download(self.task, self.server, torch.tensor([client])), 0)
+        return down, tree.to(self._store.get(client), self.device)
+
+    def deployed(self, client: int) -> Tree:
+        """Return the model that a client deploys, adapted to its training data if the method does that."""
+        down, personal = self.own(client)
+        if not self.method.adapts:
+            return down | personal
+        return self.method.adapt(self.task, down, personal, self.data(client, self.finished))
+
+    def check_client(self, client: int) -> None:
+        """Refuse a client that does not exist."""
+        if not 0 <= client < len(self):
+            raise PromptFedError(f"{self.folder} has clients 0 … {len(self) - 1}, not {client}.")
 
 
 def open_words(folder: Path, device: str = "") -> Words:
@@ -91,14 +180,15 @@ def open_run(folder: Path, device: str = "") -> Finished:
         raise PromptFedError(
             f"{folder} is the coordinator's side of a run over sites: it has neither images nor their own models."
         )
-    plan = planning.prepare(replace(recipe, device=device or recipe.device), None, folder / names.PARTITION)
+    recipe = replace(recipe, device=device or recipe.device)
     record = Record(folder)
-    state = record.state(recipe.hash, plan.partition.hash)
-    if state is None:
+    if not (record.checkpoint / names.STATE).exists():
         raise PromptFedError(f"{folder} has no checkpoint, so what it learned is gone.")
-    loop = planning.make_loop(plan, record)
-    loop.restore(state, rewind=False)
-    return Finished(folder, plan, loop)
+    described = DescribedPartition.load(folder / names.PARTITION)
+    state = record.state(recipe.hash, described.partition.hash)
+    assert state is not None
+    method, where = config.build_method(recipe), planning.pick_device(recipe.device)
+    return Finished(folder, recipe, method, described, state, where)
 
 
 def _finished_recipe(folder: Path, device: str) -> Recipe:
@@ -111,12 +201,6 @@ def _finished_recipe(folder: Path, device: str) -> Recipe:
     recipe = runner.single(config.load(str(folder / names.RECIPE)))
     config.check_device(device or recipe.device)
     return recipe
-
-
-def check_client(run: Finished, client: int) -> None:
-    """Refuse a client that there is not."""
-    if not 0 <= client < len(run.loop.shards):
-        raise PromptFedError(f"{run.folder} has clients 0 … {len(run.loop.shards) - 1}, not {client}.")
 
 
 def once_more(loop: Loop, clients: Sequence[int], *, keep: bool = False) -> Iterator[tuple[int, Tree, Tree, Tensor]]:

@@ -44,27 +44,43 @@ class Plan:
     device: torch.device
 
 
-def prepare(recipe: Recipe, method: Method | None, saved: Path | None) -> Plan:
-    """Find everything a recipe names; who holds which images is read from `saved`, if there is such a file."""
-    given = dict(recipe.data)
+def prepare(recipe: Recipe, method: Method | None, saved: Path | None, task: Task | None = None) -> Plan:
+    """Find everything a recipe names; who holds which images is read from `saved`, if there is such a file.
+
+    A method or a task that is already there is taken as it is.
+    """
+    dataset = _find_images(recipe)
+    partition = _divide(recipe, dataset, saved)
+    device = pick_device(recipe.device)
+    task = task or make_task(recipe, dataset.sides, dataset.classes, device)
+    _check_size(recipe, task)
+    mean, std = task.backbone.statistics or (dataset.mean, dataset.std)
+    dataset = replace(dataset, mean=mean, std=std)
+    return Plan(recipe, method or config.build_method(recipe), dataset, partition, task, device)
+
+
+def _find_images(recipe: Recipe) -> Dataset:
+    """Load the recipe's data set, split as it is evaluated, with the domain that is left out as the last."""
+    given, unseen = dict(recipe.data), recipe.partition.get("unseen")
     dataset = open_dataset(str(given.pop("name")), **given)
-    rule, split = dict(recipe.partition), recipe.evaluate["split"]
-    pooled = str(rule["name"]).startswith(POOLED)
-    dataset = evaluated_on(dataset, "test" if pooled else split, recipe.seed)
-    if rule.get("unseen"):
-        dataset = domain_last(dataset, str(rule["unseen"]))
+    dataset = evaluated_on(dataset, "test" if _pooled(recipe) else recipe.evaluate["split"], recipe.seed)
+    return domain_last(dataset, str(unseen)) if unseen else dataset
+
+
+def _divide(recipe: Recipe, dataset: Dataset, saved: Path | None) -> Partition:
+    """Read who holds which images from `saved`, or divide them as the recipe says."""
+    rule = dict(recipe.partition)
     again = saved is not None and saved.exists()
     name = f"file:{saved}" if again else str(rule.pop("name"))
     partition = make_partition(name, {} if name.startswith("file:") else rule, dataset, recipe.clients, recipe.seed)
-    if pooled and split == "val" and not again:
+    if _pooled(recipe) and recipe.evaluate["split"] == "val" and not again:
         partition = validated(partition, dataset, recipe.seed)
-    device = pick_device(recipe.device)
-    task = make_task(recipe, dataset.sides, dataset.classes, device)
-    _check_size(recipe, task)
-    if task.backbone.statistics is not None:
-        mean, std = task.backbone.statistics
-        dataset = replace(dataset, mean=mean, std=std)
-    return Plan(recipe, method or config.build_method(recipe), dataset, partition, task, device)
+    return partition
+
+
+def _pooled(recipe: Recipe) -> bool:
+    """Say whether the partition deals training and test images alike, and divides each client's own."""
+    return str(recipe.partition["name"]).startswith(POOLED)
 
 
 def _check_size(recipe: Recipe, task: Task) -> None:
@@ -96,11 +112,14 @@ def make_task(recipe: Recipe, sides: tuple[int, int], classes: tuple[str, ...], 
     return Task(backbone.to(device), classes, recipe.clients - recipe.newcomers)
 
 
+def task_for(method: Method, task: Task) -> Task:
+    """Return the task as the method sees it: with features computed once, if it reads those."""
+    return replace(task, backbone=Cached(task.backbone)) if method.reads == "features" else task
+
+
 def make_loop(plan: Plan, record: Record) -> Loop:
     """Build the run's clients and its round loop."""
-    recipe, method, dataset, task = plan.recipe, plan.method, plan.dataset, plan.task
-    if method.reads == "features":
-        task = replace(task, backbone=Cached(task.backbone))
+    recipe, method, dataset, task = plan.recipe, plan.method, plan.dataset, task_for(plan.method, plan.task)
     fleet_options = options.make(FleetOptions, recipe.fleet, "fleet")
     evaluate = options.make(EvaluateOptions, recipe.evaluate, "evaluate")
     pool = _pool(plan)
