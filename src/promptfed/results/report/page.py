@@ -5,7 +5,6 @@ import shlex
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -24,6 +23,7 @@ from promptfed.results.report.svg import shape_path
 from promptfed.results.report.tables import compare, human_bytes, percent
 
 MOST_PICTURES = 24
+TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def render(runs: Sequence[RunFolder]) -> str:
     """Return the page as text; the same folders always give the same page."""
     groups = group_runs(runs)
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
-        files("promptfed.results.report").joinpath("page.html.j2").read_text(encoding="utf-8")
+        TEMPLATE.read_text(encoding="utf-8")
     )
     return page.render(
         title=_title(groups),
