@@ -18,24 +18,21 @@ import argparse
 import json
 import math
 import time
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from pretrain_vit import Plan, leftover, probe, training_options, view
-from safetensors.torch import save_file
+from clip_captions import FILLERS, behind, captions, learn_tokenizer, tokenized
+from clip_layout import write
+from pretrain_vit import TrainingPlan, leftover, probe, training_options, view
 from torch import Tensor, nn
 
 from promptfed.backbones import clip_checkpoint, text, transformer
-from promptfed.backbones.checkpoint import HALVES
-from promptfed.backbones.clip import CLIP, OPENING, LoadedCLIP
-from promptfed.backbones.clip_checkpoint import BLOCK_PARTS, EMBEDDED, PARTS, ClipArch
+from promptfed.backbones.clip import CLIP, LoadedCLIP
+from promptfed.backbones.clip_checkpoint import EMBEDDED, ClipArch
 from promptfed.backbones.text import TextArch
-from promptfed.backbones.tokenizer import END, LAST, START, Tokenizer, letters, words
+from promptfed.backbones.tokenizer import LAST, START, Tokenizer
 from promptfed.backbones.transformer import Arch
 from promptfed.core import tree
 from promptfed.core.tree import Tree
@@ -43,141 +40,7 @@ from promptfed.data.archives import read_idx
 from promptfed.data.shops import CLASSES, SHOPS, SIDE, load_shops
 
 WARM_UP = 20  # steps before the speed is measured
-ALSO = (
-    ("t-shirt", "top", "tee"),
-    ("trousers", "pants"),
-    ("sweater", "jumper"),
-    ("gown", "frock"),
-    ("jacket",),
-    ("sandals", "open shoe"),
-    ("blouse", "button-up shirt"),
-    ("sneakers", "trainer", "running shoe"),
-    ("handbag", "purse"),
-    ("boot", "boots"),
-)
-TEMPLATES = (
-    f"{OPENING} {{}}.",
-    "a photo of the {}.",
-    "a picture of a {}.",
-    "an image of a {}.",
-    "a {}.",
-    "the {}.",
-    "{}",
-    "a small {} in a shop.",
-    "a {} for sale.",
-    "a cropped photo of a {}.",
-    "a drawing of a {}.",
-    "a sketch of a {}.",
-    "a studio photo of a {}.",
-    "a {} from a catalogue.",
-    "a street photo of a {}.",
-    "a blurry photo of a {}.",
-)
-COLOURED = (
-    "a photo of a {} on a {} wall.",
-    "a {} in front of a {} wall.",
-    "a {} on {} paper.",
-    "a picture of a {}, {} background.",
-    "a {} against {}.",
-)
-COLOURS = {
-    "black": (0.0, 0.0, 0.0),
-    "white": (1.0, 1.0, 1.0),
-    "grey": (0.5, 0.5, 0.5),
-    "red": (0.85, 0.2, 0.2),
-    "green": (0.2, 0.75, 0.3),
-    "blue": (0.2, 0.3, 0.85),
-    "yellow": (0.9, 0.9, 0.3),
-    "purple": (0.6, 0.25, 0.75),
-    "brown": (0.45, 0.3, 0.15),
-    "pink": (0.95, 0.65, 0.75),
-    "cyan": (0.4, 0.85, 0.9),
-}
-FILLERS = (
-    "photo",
-    "of",
-    "a",
-    "the",
-    "in",
-    "shop",
-    "style",
-    "clothes",
-    "fashion",
-    "picture",
-    "this",
-    "is",
-    "new",
-    "nice",
-)
 LONGEST_FILLER = 16
-CORNERS = slice(0, 4), slice(-4, None)
-
-
-@dataclass(frozen=True)
-class Captions:
-    """Every caption: its tokens [P, M] up to the end token at `end` [P], its class [P], and its colour or −1 [P]."""
-
-    tokens: Tensor
-    end: Tensor
-    label: Tensor
-    colour: Tensor
-
-
-# -- captions -----------------------------------------------------------------------------------------------------
-
-
-def captions() -> list[tuple[str, int, int]]:
-    """Return every caption with the number of its class and of its colour, −1 if it names none."""
-    made = []
-    for label, name in enumerate(CLASSES):
-        for called in (name, name, *ALSO[label]):  # the class's own name counts twice
-            # as many times as there are colours, or colours would be all that is learned at first
-            made += [(template.format(called), label, -1) for template in TEMPLATES] * len(COLOURS)
-            for number, colour in enumerate(COLOURS):
-                made += [(template.format(called, colour), label, number) for template in COLOURED]
-    return made
-
-
-def learn_tokenizer(texts: list[str]) -> Tokenizer:
-    """Return byte-pair encoding with as many merges as make every word of the texts one token, frequent pairs first."""
-    counts = Counter(word for one in texts for word in words(one))
-    spelled = {word: [*word[:-1], word[-1] + LAST] for word in counts}  # all of it is ASCII
-    merges: list[tuple[str, str]] = []
-    while True:
-        pairs: Counter[tuple[str, str]] = Counter()
-        for word, parts in spelled.items():
-            for pair in pairwise(parts):
-                pairs[pair] += counts[word]
-        if not pairs:
-            break
-        merges.append(max(pairs, key=lambda pair: (pairs[pair], pair)))
-        known = Tokenizer({}, {pair: rank for rank, pair in enumerate(merges)})
-        spelled = {word: known.pieces(word) for word in spelled}
-    single = list(letters().values())
-    pieces = [*single, *(letter + LAST for letter in single), *("".join(pair) for pair in merges), START, END]
-    return Tokenizer(
-        {piece: number for number, piece in enumerate(pieces)}, {pair: rank for rank, pair in enumerate(merges)}
-    )
-
-
-def tokenized(tokenizer: Tokenizer, device: torch.device) -> Captions:
-    """Return the tokens of every caption."""
-    texts, labels, colours = zip(*captions(), strict=True)
-    stop = tokenizer.vocabulary[END]
-    rows = [[*tokenizer(one), stop] for one in texts]
-    longest = max(map(len, rows))
-    padded = [row + [stop] * (longest - len(row)) for row in rows]
-    end = [len(row) - 1 for row in rows]
-    return Captions(*(torch.tensor(value, device=device) for value in (padded, end, labels, colours)))
-
-
-def behind(views: Tensor) -> Tensor:
-    """Return the number of the colour in the corners of images [N, 3, H, W] in −1 … 1."""
-    corners = torch.cat([views[..., rows, columns].flatten(-2) for rows in CORNERS for columns in CORNERS], -1)
-    seen = corners.mean(-1) / 2 + 0.5
-    known = torch.tensor(list(COLOURS.values()), device=views.device)
-    return torch.cdist(seen, known).argmin(1)
-
 
 # -- training -----------------------------------------------------------------------------------------------------
 
@@ -204,7 +67,7 @@ def contrast(images: Tensor, texts: Tensor, true: Tensor, scale: Tensor) -> Tens
     return (losses[0] + losses[1]) / 2
 
 
-def paced(plan: Plan) -> Iterator[tuple[int, float]]:
+def paced(plan: TrainingPlan) -> Iterator[tuple[int, float]]:
     """Yield the number of every step and its learning rate: a warm-up, then half a cosine over the time there is."""
     steps, step, began = plan.steps, 0, time.perf_counter()
     while not steps or step < steps:
@@ -219,7 +82,9 @@ def paced(plan: Plan) -> Iterator[tuple[int, float]]:
         step += 1
 
 
-def pretrain(net: LoadedCLIP, weights: Tree, tokenizer: Tokenizer, data: Path, plan: Plan) -> tuple[Tree, int, int]:
+def pretrain(
+    net: LoadedCLIP, weights: Tree, tokenizer: Tokenizer, data: Path, plan: TrainingPlan
+) -> tuple[Tree, int, int]:
     """Return the trained weights, the number of photographs, and the number of steps it took.
 
     `weights` has those of the image tower as `image.*`, of the text tower as `text.*`, and `logit_scale`.
@@ -285,78 +150,26 @@ def zero_shot(net: LoadedCLIP, device: torch.device) -> dict[str, float]:
     return {"all": round(float(right.mean()), 4)} | by_shop
 
 
-# -- writing ------------------------------------------------------------------------------------------------------
+def architecture(given: argparse.Namespace, vocabulary: int) -> ClipArch:
+    """Return the architecture that the options ask for, with a vocabulary of that size."""
+    grid = SIDE // given.patch, SIDE // given.patch
+    return ClipArch(
+        Arch(given.width, given.depth, given.heads, given.patch, 4 * given.width, grid, eps=1e-5, quick_gelu=True,
+             pre_norm=True, patch_bias=False, projection=given.features),
+        TextArch(given.text_width, given.text_depth, given.text_heads, 4 * given.text_width, vocabulary, 77,
+                 given.features),
+    )  # fmt: skip
 
 
-def hub_tensors(weights: Tree) -> Tree:
-    """Return weights (`image.*`, `text.*`, `logit_scale`) in half precision under the model hub's names for a CLIP."""
-    outer = {ours: theirs for theirs, ours in PARTS.items()}
-    inner = {ours: theirs for theirs, ours in BLOCK_PARTS.items()}
-    made: Tree = {}
-    for name, value in weights.items():
-        stem, _, kind = name.rpartition(".")
-        if name in outer:
-            made[outer[name]] = value
-        elif stem in outer:
-            made[f"{outer[stem]}.{kind}"] = value
-        else:
-            tower, block, part = stem.split(".")
-            layer = f"{'vision' if tower == 'image' else 'text'}_model.encoder.layers.{block.removeprefix('block')}"
-            thirds = zip("qkv", value.chunk(3), strict=True) if part == "qkv" else [(part, value)]
-            made |= {f"{layer}.{inner[one]}.{kind}": own for one, own in thirds}
-    return tree.map(lambda value: value.half().contiguous(), made)
-
-
-def write(folder: Path, form: ClipArch, weights: Tree, tokenizer: Tokenizer) -> None:
-    """Write the model hub's CLIP layout."""
-    patch = form.image.patch
-    shaped = {
-        "image.cls": weights["image.cls"][0],
-        "image.patch.weight": weights["image.patch.weight"].unflatten(1, (3, patch, patch)),
+def fresh_weights(net: LoadedCLIP, arch: ClipArch, seed: int) -> Tree:
+    """Return the weights that training starts from: `image.*`, `text.*` and `logit_scale`."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = {f"image.{name}": value for name, value in net.image.pretrained.items()}
+    weights |= {f"text.{name}": value for name, value in text.fresh(arch.text, generator).items()}
+    assert weights.keys() == {f"image.{name}" for name in transformer.shapes(arch.image)} | {
+        f"text.{name}" for name in text.shapes(arch.text)
     }
-    image = {"model_type": "clip_vision_model", "image_size": SIDE, "patch_size": patch, "num_channels": 3}
-    write_folder(folder, image | tower_config(form.image), form.text, hub_tensors(weights | shaped), tokenizer)
-    pixels = {"image_mean": HALVES[0], "image_std": HALVES[1], "size": {"height": SIDE, "width": SIDE}}
-    (folder / "preprocessor_config.json").write_text(json.dumps(pixels, indent=1) + "\n", encoding="utf-8")
-
-
-def write_folder(folder: Path, image: dict[str, object], arch: TextArch, tensors: Tree, tokenizer: Tokenizer) -> None:
-    """Write tensors by their names on the hub, the tokenizer, and the configuration with `image` as that of images."""
-    config = {
-        "architectures": ["CLIPModel"],
-        "model_type": "clip",
-        "projection_dim": arch.projection,
-        "vision_config": image,
-        "text_config": {
-            "model_type": "clip_text_model",
-            "vocab_size": arch.vocabulary,
-            "max_position_embeddings": arch.positions,
-            "bos_token_id": tokenizer.vocabulary[START],
-            "eos_token_id": tokenizer.vocabulary[END],
-            "pad_token_id": tokenizer.vocabulary[END],
-        }
-        | tower_config(arch),
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "model.safetensors").chmod(0o644)  # safetensors writes it for its owner alone
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    (folder / "vocab.json").write_text(json.dumps(tokenizer.vocabulary, indent=0) + "\n", encoding="utf-8")
-    merges = ["#version: 0.2", *(" ".join(pair) for pair in tokenizer.ranks)]
-    (folder / "merges.txt").write_text("\n".join(merges) + "\n", encoding="utf-8")
-
-
-def tower_config(arch: Arch | TextArch) -> dict[str, object]:
-    """Return what the configurations of both towers have in common."""
-    return {
-        "hidden_size": arch.width,
-        "num_hidden_layers": arch.depth,
-        "num_attention_heads": arch.heads,
-        "intermediate_size": arch.mlp,
-        "hidden_act": "quick_gelu" if arch.quick_gelu else "gelu",
-        "layer_norm_eps": arch.eps,
-        "projection_dim": arch.projection,
-    }
+    return weights | {"logit_scale": torch.tensor(1 / 0.07).log()}
 
 
 def main() -> None:
@@ -374,26 +187,15 @@ def main() -> None:
     parser.add_argument("--text-heads", type=int, default=4)
     parser.add_argument("--features", type=int, default=128)
     given = parser.parse_args()
-    plan = Plan(given.device, given.seconds, given.steps, given.seed, given.batch)
+    plan = TrainingPlan(given.device, given.seconds, given.steps, given.seed, given.batch)
     tokenizer = learn_tokenizer([one for one, _, _ in captions()] + [" ".join(FILLERS)])
-    wide, size = given.text_width, len(tokenizer.vocabulary)
-    grid = SIDE // given.patch, SIDE // given.patch
-    form = ClipArch(
-        Arch(given.width, given.depth, given.heads, given.patch, 4 * given.width, grid, eps=1e-5, quick_gelu=True,
-             pre_norm=True, patch_bias=False, projection=given.features),
-        TextArch(wide, given.text_depth, given.text_heads, 4 * wide, size, 77, given.features),
-    )  # fmt: skip
-    net = CLIP.random((3, SIDE, SIDE), CLASSES, form, seed=plan.seed).to(plan.device)
-    generator = torch.Generator().manual_seed(plan.seed)
-    weights = {f"image.{name}": value for name, value in net.image.pretrained.items()}
-    weights |= {f"text.{name}": value for name, value in text.fresh(form.text, generator).items()}
-    weights["logit_scale"] = torch.tensor(1 / 0.07).log()
-    assert weights.keys() - {"logit_scale"} == {f"image.{name}" for name in transformer.shapes(form.image)} | {
-        f"text.{name}" for name in text.shapes(form.text)
-    }
+    size = len(tokenizer.vocabulary)
+    arch = architecture(given, size)
+    net = CLIP.random((3, SIDE, SIDE), CLASSES, arch, seed=plan.seed).to(plan.device)
+    weights = fresh_weights(net, arch, plan.seed)
     print(f"{tree.floats(weights):,} weights, {size} tokens, {len(set(captions())):,} captions", flush=True)
     weights, photographs, steps = pretrain(net, weights, tokenizer, given.data, plan)
-    write(given.out, form, weights, tokenizer)
+    write(given.out, arch, weights, tokenizer)
     clip_checkpoint.read_arch.cache_clear()
     made = CLIP((3, SIDE, SIDE), len(CLASSES), CLASSES, str(given.out)).to(plan.device)
     facts = {

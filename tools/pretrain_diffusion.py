@@ -40,7 +40,7 @@ LEVELS = 4  # times at which a caption is judged
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """The options of a training."""
 
     device: torch.device
@@ -52,7 +52,7 @@ class Plan:
 # -- training -----------------------------------------------------------------------------------------------------
 
 
-def schedule(plan: Plan, seconds: float, steps: int) -> Iterator[tuple[int, float]]:
+def schedule(plan: TrainingPlan, seconds: float, steps: int) -> Iterator[tuple[int, float]]:
     """Yield the steps there is time for, or exactly `steps`, with a rate that rises shortly and falls by a cosine."""
     step, began = 0, time.perf_counter()
     while not steps or step < steps:
@@ -70,7 +70,7 @@ def schedule(plan: Plan, seconds: float, steps: int) -> Iterator[tuple[int, floa
 
 
 def descend(
-    plan: Plan,
+    plan: TrainingPlan,
     modules: list[Any],
     seconds: float,
     steps: int,
@@ -127,7 +127,7 @@ def descend(
     return last, float(value)
 
 
-def train_coder(parts: Pipeline, shown: Shown, plan: Plan, seconds: float, steps: int) -> int:
+def train_coder(parts: Pipeline, shown: Shown, plan: TrainingPlan, seconds: float, steps: int) -> int:
     """Train the autoencoder, and scale its latents to unit variance; return the steps."""
     generator = torch.Generator(plan.device).manual_seed(plan.seed)
     vae = parts.vae
@@ -148,7 +148,7 @@ def train_coder(parts: Pipeline, shown: Shown, plan: Plan, seconds: float, steps
 
 
 @torch.no_grad()
-def encoded(parts: Pipeline, shown: Shown, plan: Plan) -> Tensor:
+def encoded(parts: Pipeline, shown: Shown, plan: TrainingPlan) -> Tensor:
     """Return the latents of all images."""
     every = torch.arange(len(shown.images), device=plan.device).split(1024)
     means = [parts.vae.encode(_pixels(shown, some)).latent_dist.mean for some in every]
@@ -156,7 +156,9 @@ def encoded(parts: Pipeline, shown: Shown, plan: Plan) -> Tensor:
     return coded
 
 
-def train_denoiser(parts: Pipeline, preset: Preset, shown: Shown, plan: Plan, seconds: float, steps: int) -> int:
+def train_denoiser(
+    parts: Pipeline, preset: Preset, shown: Shown, plan: TrainingPlan, seconds: float, steps: int
+) -> int:
     """Train text tower and denoiser to draw what captions say; return the steps."""
     generator = torch.Generator(plan.device).manual_seed(plan.seed + 1)
     left = parts.scheduler.alphas_cumprod.to(plan.device)
@@ -181,7 +183,7 @@ def train_denoiser(parts: Pipeline, preset: Preset, shown: Shown, plan: Plan, se
     return steps
 
 
-def _some(shown: Shown, plan: Plan, generator: torch.Generator) -> Tensor:
+def _some(shown: Shown, plan: TrainingPlan, generator: torch.Generator) -> Tensor:
     return torch.randint(len(shown.images), (plan.batch,), device=plan.device, generator=generator)
 
 
@@ -272,7 +274,10 @@ def main() -> None:
         parser.error("--out is needed: only the embedded model has a place in the package")
     if leave_out not in preset.nouns:
         parser.error(f"--leave-out must be one of {', '.join(preset.nouns)}")
-    plan, seconds = Plan(given.device, given.seed, given.batch, given.lr or preset.lr), given.seconds or preset.seconds
+    plan, seconds = (
+        TrainingPlan(given.device, given.seed, given.batch, given.lr or preset.lr),
+        given.seconds or preset.seconds,
+    )
     torch.manual_seed(plan.seed)
     shown, kept = preset.read(given.data, leave_out)
     if plan.device.type == "cuda":

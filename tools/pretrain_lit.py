@@ -28,10 +28,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
+from clip_layout import hub_tensors, write_folder
 from numpy.typing import NDArray
 from PIL import Image
-from pretrain_clip import hub_tensors, paced, write_folder
-from pretrain_vit import Plan, training_options
+from pretrain_clip import paced
+from pretrain_vit import TrainingPlan, training_options
 from torch import Tensor, nn
 
 from promptfed.backbones import checkpoint, text
@@ -54,7 +55,7 @@ GENTLE = 10.0  # of the projection's logits: a steeper softmax fits classes that
 
 
 @dataclass(frozen=True)
-class Album:
+class LabelledImages:
     """Images of known classes."""
 
     name: str
@@ -80,7 +81,7 @@ def read_vocabulary(path: Path) -> Tokenizer:
     )
 
 
-def read_album(path: Path, side: int) -> Album:
+def read_images(path: Path, side: int) -> LabelledImages:
     """Return the images of an .npz or of a folder of classes, those of a folder at `side` × `side` pixels."""
     if path.is_file():
         content = np.load(path)
@@ -88,17 +89,17 @@ def read_album(path: Path, side: int) -> Album:
         splits = [split for split in ("train", "test") if f"x_{split}" in content]
         images, labels = (np.concatenate([content[f"{kind}_{split}"] for split in splits]) for kind in "xy")
         test = np.concatenate([np.full(len(content[f"y_{split}"]), split == "test") for split in splits])
-        return Album(path.stem, names, images, labels.astype(np.int64), test)
+        return LabelledImages(path.stem, names, images, labels.astype(np.int64), test)
     called = json.loads((path / "classes.json").read_text("utf-8")) if (path / "classes.json").is_file() else {}
     folders = sorted(folder for folder in path.iterdir() if folder.is_dir())
     files = [(file, label) for label, folder in enumerate(folders) for file in sorted(folder.glob("*.jpg"))]
     pixels = np.stack([np.asarray(Image.open(file).convert("RGB").resize((side, side))) for file, _ in files])
     names = [str(called.get(folder.name, folder.name)).replace("_", " ") for folder in folders]
     labels = np.array([label for _, label in files], np.int64)
-    return Album(path.name, names, pixels, labels, np.arange(len(files)) % 10 == 9)
+    return LabelledImages(path.name, names, pixels, labels, np.arange(len(files)) % 10 == 9)
 
 
-def image_features(album: Album, dinov2: Path, size: int, device: torch.device) -> Tensor:
+def image_features(album: LabelledImages, dinov2: Path, size: int, device: torch.device) -> Tensor:
     """Return the class tokens [N, D] of a frozen DINOv2."""
     shape = (3, *album.images.shape[1:3])
     net = ViT(shape, 1, str(dinov2), size).to(device)
@@ -161,7 +162,7 @@ def pretrain(
     images: tuple[Tensor, Tensor],
     classes: list[str],
     taught: tuple[list[str], Tensor],
-    plan: Plan,
+    plan: TrainingPlan,
 ) -> tuple[Tree, int]:
     """Return the trained weights and the number of steps; `images` are features with labels among all `classes`."""
     device = plan.device
@@ -247,7 +248,7 @@ def dinov2_config(arch: Arch) -> dict[str, object]:
     }
 
 
-def zero_shot(folder: Path, size: int, features: Tensor, album: Album) -> float:
+def zero_shot(folder: Path, size: int, features: Tensor, album: LabelledImages) -> float:
     """Return the share of the album's test images, given by their class tokens, closest to their class's name."""
     net = CLIP((3, size, size), len(album.classes), tuple(album.classes), str(folder)).to(features.device)
     with torch.no_grad():
@@ -273,9 +274,9 @@ def main() -> None:
     parser.add_argument("--text-heads", type=int, default=6)
     parser.add_argument("--only-targets", action="store_true", help="compute the sentence features and stop")
     given = parser.parse_args()
-    plan = Plan(given.device, given.seconds, given.steps, given.seed, given.batch, lr=5e-4)
+    plan = TrainingPlan(given.device, given.seconds, given.steps, given.seed, given.batch, lr=5e-4)
     tokenizer = read_vocabulary(given.vocabulary)
-    albums = [read_album(path, given.size) for path in given.images]
+    albums = [read_images(path, given.size) for path in given.images]
     classes = sorted({name for album in albums for name in album.classes})
     taught = targets(given.targets, given.sentences, tokenizer, classes, plan.device)
     print(f"{len(taught[0]):,} texts, {len(classes)} classes", flush=True)

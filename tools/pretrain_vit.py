@@ -37,7 +37,7 @@ WARM_UP = 20  # steps before the speed is measured
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """The options of a training."""
 
     device: torch.device
@@ -132,7 +132,7 @@ def contrast(first: Tensor, second: Tensor, temperature: float) -> Tensor:
     return F.cross_entropy(alike, twins)
 
 
-def pretrain(net: LoadedViT, photographs: Tensor, plan: Plan) -> tuple[Tree, int]:
+def pretrain(net: LoadedViT, photographs: Tensor, plan: TrainingPlan) -> tuple[Tree, int]:
     """Return the trained weights and the number of steps it took."""
     generator = torch.Generator(plan.device).manual_seed(plan.seed)
     torch.manual_seed(plan.seed)
@@ -272,7 +272,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=6)
     parser.add_argument("--heads", type=int, default=5)
     given = parser.parse_args()
-    plan = Plan(given.device, given.seconds, given.steps, given.seed, given.batch)
+    plan = TrainingPlan(given.device, given.seconds, given.steps, given.seed, given.batch)
     net = ViT.random(
         (3, SIDE, SIDE), len(CLASSES), width=given.width, depth=given.depth, heads=given.heads, patch=4, seed=plan.seed
     ).to(plan.device)
