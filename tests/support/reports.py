@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from promptfed.results.report.tables import Table
+from promptfed.results.report.table import Table
 
 MakeRun = Callable[..., Path]
 

@@ -9,7 +9,7 @@ import typer
 from promptfed.cli.terminal import console
 
 if TYPE_CHECKING:
-    from promptfed.results.report.tables import Table
+    from promptfed.results.report.table import Table
 
 Dirs = Annotated[list[Path], typer.Argument(help="Run folders.", metavar="DIR...")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Recipe keys to change.", metavar="[KEY=VALUE]...")]
@@ -47,7 +47,9 @@ def print_table(table: "Table", form: Format | None) -> None:
     """Print a table as asked; if nothing is, for a person, or as Markdown where nobody watches."""
     form = form or (Format.terminal if console.is_terminal else Format.markdown)
     if form is Format.terminal:
-        console.print(table.to_rich(console.width))
+        from promptfed.results.report.layout import to_rich
+
+        console.print(to_rich(table, console.width))
     else:
         writer = {"markdown": table.to_markdown, "latex": table.to_latex, "csv": table.to_csv}[form.value]
         typer.echo(writer())

@@ -15,7 +15,7 @@ from promptfed.core import options
 from promptfed.data import DATASETS, status
 from promptfed.data.download import home
 from promptfed.data.partition import PARTITIONS
-from promptfed.results.report.tables import human_bytes
+from promptfed.results.report.table import human_bytes
 from promptfed.runs import config, registry
 
 Entry = dict[str, Any]

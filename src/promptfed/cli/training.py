@@ -124,6 +124,7 @@ def demo(
 ) -> None:
     """Train Local, FedAvg and pFedPT on the same twenty clients of the embedded data set and compare them."""
     from promptfed.results.report import headline, read_run, write_report
+    from promptfed.results.report.layout import to_rich
     from promptfed.runs import runner
 
     try:
@@ -131,7 +132,7 @@ def demo(
     except KeyboardInterrupt:
         complain(f"Stopped. Go on with: promptfed demo --seed {seed} --out {out}")
         raise typer.Exit(130) from None
-    console.print(headline([read_run(folder) for folder in folders]).to_rich(console.width))
+    console.print(to_rich(headline([read_run(folder) for folder in folders]), console.width))
     page = write_report(folders, out / f"report-seed{seed}.html")
     say(f"Report: {page.resolve()}")
     say("Next: promptfed run demo/pfedpt method.size=[1,2,8] shows how wide the frame should be.")
@@ -203,6 +204,7 @@ def _chosen(option: str, given: str | None) -> tuple[str, ...]:
 def _show_table(outcome: "Comparison", form: Format | None = None) -> None:
     """Print a paper's table as asked; if nothing is, for a person, or as Markdown where nobody watches."""
     from promptfed.papers.rendering import remarks, to_csv, to_latex, to_markdown, views
+    from promptfed.results.report.layout import to_rich
 
     if form is None and not console.is_terminal:
         typer.echo(to_markdown(outcome))
@@ -213,7 +215,7 @@ def _show_table(outcome: "Comparison", form: Format | None = None) -> None:
         return
     for title, shown in views(outcome):
         say(f"\n{outcome['title']} – {title}" if len(outcome["columns"]) > 1 else f"\n{outcome['title']}")
-        console.print(shown.to_rich(console.width))
+        console.print(to_rich(shown, console.width))
     for heading, sentences in remarks(outcome).items():
         say(f"\n{heading}")
         for sentence in sentences:

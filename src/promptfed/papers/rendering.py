@@ -22,7 +22,7 @@ from promptfed.papers.comparison import (
     difference,
     paper_measure,
 )
-from promptfed.results.report.tables import Cell, Column, Table, human_bytes
+from promptfed.results.report.table import Cell, Column, Table, human_bytes
 
 DIVERGED = "diverged"
 NONE = "–"  # where there is no number

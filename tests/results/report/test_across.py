@@ -9,7 +9,8 @@ import pytest
 from promptfed.cli.finished import Accuracy
 from promptfed.core.errors import PromptFedError
 from promptfed.results.report import PaperLayout, PaperPlace, RunFolder, across, read_run
-from promptfed.results.report.tables import ACCURACIES, Table
+from promptfed.results.report.table import Table
+from promptfed.results.report.tables import ACCURACIES
 from support.reports import MakeRun
 
 

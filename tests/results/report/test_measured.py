@@ -10,7 +10,7 @@ from promptfed.results.report import read_run, write_report
 from promptfed.results.report.figure import Figure
 from promptfed.results.report.groups import group_runs
 from promptfed.results.report.measured import draw_audit, draw_quality, sentences, words
-from promptfed.results.report.tables import Table
+from promptfed.results.report.table import Table
 from support.pages import read
 from support.reports import MakeRun
 

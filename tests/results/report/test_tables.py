@@ -17,7 +17,8 @@ from rich.console import Console
 import promptfed.results.report
 from promptfed.core.errors import PromptFedError
 from promptfed.results.report import compare, headline, read_run
-from promptfed.results.report.tables import Table, human_bytes
+from promptfed.results.report.layout import to_rich
+from promptfed.results.report.table import Table, human_bytes
 from support.reports import MakeRun, column
 
 
@@ -121,7 +122,7 @@ def test_csv_holds_plain_numbers(make_run: MakeRun) -> None:
 
 def test_rich_shows_the_same_texts(make_run: MakeRun) -> None:
     console = Console(width=200, file=io.StringIO(), record=True)
-    console.print(headline([read_run(make_run("a", method="[red]x"))]).to_rich())
+    console.print(to_rich(headline([read_run(make_run("a", method="[red]x"))])))
     shown = console.export_text()
     assert "79.50" in shown
     assert "[red]x" in shown
@@ -222,7 +223,7 @@ def test_the_report_imports_neither_torch_nor_the_rest_of_the_package() -> None:
 def drawn(table: Table, width: int) -> list[str]:
     """What a terminal of that width shows, line by line."""
     console = Console(width=width, file=io.StringIO(), record=True)
-    console.print(table.to_rich(width))
+    console.print(to_rich(table, width))
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= width
     assert not any("…" in line for line in lines)

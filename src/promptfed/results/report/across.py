@@ -7,7 +7,8 @@ from pathlib import Path
 from promptfed.core.errors import choice
 from promptfed.results.folder.reader import RunFolder
 from promptfed.results.report.groups import RunGroup, group_runs
-from promptfed.results.report.tables import ACCURACIES, Cell, Column, Table
+from promptfed.results.report.table import Cell, Column, Table
+from promptfed.results.report.tables import ACCURACIES
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from promptfed.results.report.tables import Table
+from promptfed.results.report.table import Table
 
 # Drawn twice at these widths, so that text keeps its size on a desk and on a phone.
 WIDE, NARROW, SMALL = 960, 380, 460

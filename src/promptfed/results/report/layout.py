@@ -2,15 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from promptfed.results.report.tables import Cell, Column, Table
+from promptfed.results.report.table import Cell, Column, Table
 
 # What rich draws beside a column's text: a space on either side and a rule; one more rule closes the table.
 BESIDE, CLOSING = 3, 1
@@ -52,8 +50,8 @@ class _Grid:
         return out
 
 
-def laid_out(table: "Table", width: int | None) -> RenderableType:
-    """Lay a table out for a terminal of that width, or without a width side by side."""
+def to_rich(table: Table, width: int | None = None) -> RenderableType:
+    """Render for a terminal; a table wider than `width` is turned on its side, or split into parts below each other."""
     flat = _flat(table.columns, table.rows)
     if width is None:
         return flat.drawn([None] * len(flat.heads), table.legend)
@@ -67,14 +65,14 @@ def laid_out(table: "Table", width: int | None) -> RenderableType:
     return Group(*_parts(table, width), Text(table.legend, style="table.caption"))
 
 
-def _flat(columns: Sequence["Column"], rows: Sequence[Sequence["Cell"]]) -> _Grid:
+def _flat(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> _Grid:
     """A row per row, as the table is."""
     numeric = tuple(column.numeric for column in columns)
     shown = tuple(tuple(_text(cell) for cell in row) for row in rows)
     return _Grid(tuple(column.title for column in columns), numeric, shown, (numeric,) * len(shown))
 
 
-def _upright(table: "Table") -> _Grid:
+def _upright(table: Table) -> _Grid:
     """A column per row."""
     heads = (table.columns[0].title, *(row[0].text for row in table.rows))
     rows = tuple(
@@ -85,7 +83,7 @@ def _upright(table: "Table") -> _Grid:
     return _Grid(heads, (False, *[True] * len(table.rows)), rows, whole)
 
 
-def _parts(table: "Table", width: int) -> list[RichTable]:
+def _parts(table: Table, width: int) -> list[RichTable]:
     """As many columns at a time as there is room for, each time beside the rows' names."""
     names, heads = _names(table)
     measures = _flat(table.columns[table.names :], [row[table.names :] for row in table.rows])
@@ -112,7 +110,7 @@ def _parts(table: "Table", width: int) -> list[RichTable]:
     return [grid.drawn([first, *(sizes[i] for i in part)]) for grid, part in zip(grids, parts, strict=True)]
 
 
-def _names(table: "Table") -> tuple[list[str], str]:
+def _names(table: Table) -> tuple[list[str], str]:
     """What tells the rows apart in one text each, and its heading: pfedpt, office, 20 clients."""
     columns = table.columns[: table.names]
     names = [
@@ -145,5 +143,5 @@ def _longest_word(text: str) -> int:
     return max(map(cell_len, text.split()), default=0)
 
 
-def _text(cell: "Cell") -> Text:
+def _text(cell: Cell) -> Text:
     return Text(cell.text, style="bold" if cell.best else "")

@@ -16,7 +16,7 @@ from promptfed.results.folder.reader import RunFolder, most_of
 from promptfed.results.report.figure import SMALL, Figure
 from promptfed.results.report.groups import RunGroup
 from promptfed.results.report.plots import Curve, line_chart
-from promptfed.results.report.tables import Cell, Column, Table
+from promptfed.results.report.table import Cell, Column, Table
 
 MOST_ROWS = 16
 

@@ -20,7 +20,8 @@ from promptfed.results.report.exhibits import exhibit
 from promptfed.results.report.groups import RunGroup, group_runs
 from promptfed.results.report.sections import RESULTS, WORKINGS, drawn
 from promptfed.results.report.svg import shape_path
-from promptfed.results.report.tables import compare, human_bytes, percent
+from promptfed.results.report.table import human_bytes, percent
+from promptfed.results.report.tables import compare
 
 MOST_PICTURES = 24
 TEMPLATE = Path(__file__).with_name("page.html.j2")

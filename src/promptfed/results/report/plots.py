@@ -24,7 +24,7 @@ from promptfed.results.report.svg import (
     y_axis,
     y_grid,
 )
-from promptfed.results.report.tables import human_bytes
+from promptfed.results.report.table import human_bytes
 
 
 @dataclass(frozen=True)
