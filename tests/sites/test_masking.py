@@ -313,9 +313,9 @@ def test_a_site_hides_among_others_or_not_at_all(tmp_path: Path) -> None:
     curious.begin()
     assert "not be hidden" in curious.error("shares", curious.told(1, 2), members=[1, 2])
     curious.begin()
-    assert "no order" in curious.error("shares", curious.told(0, 1, 1), members=[0, 1, 1])
+    assert "out of order" in curious.error("shares", curious.told(0, 1, 1), members=[0, 1, 1])
     curious.begin()
-    assert "not there" in curious.error("shares", curious.told(0, 1, 2), members=[0, 1, 7])
+    assert "unknown clients" in curious.error("shares", curious.told(0, 1, 2), members=[0, 1, 7])
     for members in ([0], [1, 2]):
         curious.begin()
         curious.shares()
