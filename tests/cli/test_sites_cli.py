@@ -9,6 +9,7 @@ from promptfed.cli.sites import _accuracy, app, describe_round
 from promptfed.core.errors import PromptFedError
 from promptfed.results.folder.names import WINDOW
 from promptfed.sites.pid_file import watching
+from promptfed.sites.provisioning import provision
 
 LINE = {
     "round": 3,
@@ -46,19 +47,27 @@ def test_a_run_needs_a_recipe_and_leaves_the_clients_to_the_federation(tmp_path:
     assert fail("run", *place, "--resume", str(tmp_path)).endswith("is not a run over sites.")
 
 
-def test_a_site_needs_a_kit_and_data(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a kit of the site "a"."""
+    folder = tmp_path_factory.mktemp("kits")
+    (folder / "fed.toml").write_text('sites = ["a", "b"]')
+    provision(folder / "fed.toml", folder / "federation")
+    return folder / "federation" / "kits" / "a.zip"
+
+
+def test_a_site_needs_a_kit_and_data(kit: Path, tmp_path: Path) -> None:
     assert "is not a site's kit" in fail("join", str(tmp_path), "--data", "nothing.npz")
-    (tmp_path / "site.json").write_text('{"site": "a"}')
-    assert "nothing.npz" in fail("join", str(tmp_path), "--data", "nothing.npz")
-    assert fail("join", str(tmp_path), "--data", "fashion-shop").endswith('did you mean "fashion-shops"?')
+    assert "nothing.npz" in fail("join", str(kit), "--data", "nothing.npz")
+    assert fail("join", str(kit), "--data", "fashion-shop").endswith('did you mean "fashion-shops"?')
+    assert not kit.with_suffix("").exists()
 
 
-def test_terms_are_read_before_a_site_joins(tmp_path: Path) -> None:
-    (tmp_path / "site.json").write_text('{"site": "a"}')
+def test_terms_are_read_before_a_site_joins(kit: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text("[guards]\nnoize = 1")
-    said = fail("join", str(tmp_path), "--data", "fashion-shops", "--terms", str(tmp_path / "mine.toml"))
+    said = fail("join", str(kit), "--data", "fashion-shops", "--terms", str(tmp_path / "mine.toml"))
     assert said.endswith('did you mean "noise"?')
-    assert not (tmp_path / "state").exists()
+    assert not kit.with_suffix("").exists()
 
 
 def test_status_without_a_server(tmp_path: Path) -> None:

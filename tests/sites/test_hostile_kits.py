@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from promptfed.sites import kits
+from promptfed.sites.provisioning import provision
 from support.loopback import ENVIRONMENT, free_ports
 from support.three_sites import write_sites
 
@@ -23,7 +23,7 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kits")
     port, admin_port = free_ports(2)
     (folder / "fed.toml").write_text(f'sites = ["north", "south"]\nport = {port}\nadmin_port = {admin_port}\n')
-    kits.provision(folder / "fed.toml", folder / "federation")
+    provision(folder / "fed.toml", folder / "federation")
     return folder / "federation" / "kits" / "north.zip"
 
 

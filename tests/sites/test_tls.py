@@ -4,6 +4,7 @@ import datetime
 import json
 import socket
 import ssl
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 from PIL import Image
 
-from promptfed.sites import kits, supervisor
+from promptfed.sites import flare_workspace as flare
+from promptfed.sites import supervisor
+from promptfed.sites.kits import read_kit
+from promptfed.sites.provisioning import provision
 from support.loopback import Loopback, promptfed, until
 from support.three_sites import NAMES, SETTINGS, furthest, server_tree, simulate
 
@@ -53,14 +57,10 @@ def running(federation: Loopback, name: str) -> bool:
 
 
 def start_thief(federation: Loopback, folder: Path) -> None:
-    """Let someone with north's kit claim to be west."""
-    folder.mkdir()
-    (folder / "north.zip").write_bytes((federation.folder / "federation" / "kits" / "north.zip").read_bytes())
-    kit = kits.unpack(folder / "north.zip")
-    (kit / "site.json").write_text(json.dumps({"site": "west"}))
-    client = kit / "startup" / "fed_client.json"
-    client.write_text(client.read_text().replace('"fqsn": "north"', '"fqsn": "west"'))
-    federation.start("thief", "join", kit, "--data", federation.files["west"], "--home", folder / "home")
+    """Let someone with north's kit claim to be west, on a machine where nothing of ours stops him."""
+    kit = read_kit(federation.folder / "federation" / "kits" / "north.zip")
+    flare.build_site_workspace(replace(kit, site="west"), folder)
+    federation.start_command("thief", *flare.parent_command(folder, "west"))
 
 
 def stop_thief(federation: Loopback) -> None:
@@ -70,7 +70,7 @@ def stop_thief(federation: Loopback) -> None:
     until(lambda: sentence in (home / "server.log").read_text(), PATIENCE)
     assert "west" not in (supervisor.connected(home) or ())
     federation.processes["thief"].terminate()
-    assert federation.processes["thief"].wait(60) == 0
+    federation.processes["thief"].wait(60)
 
 
 def check_refusals(federation: Loopback, folder: Path) -> None:
@@ -81,7 +81,7 @@ def check_refusals(federation: Loopback, folder: Path) -> None:
     port = int(service["service"]["target"].rpartition(":")[2])
     until(lambda: listening(port), PATIENCE)
     root = startup / "rootCA.pem"
-    own = folder / "stolen" / "north" / "startup"
+    own = folder / "stolen" / "startup"
     assert handshake(port, root, own / "client.crt", own / "client.key") == "accepted"
     ours: Any = json.loads((federation.folder / "federation/ca/promptfed/state/cert.json").read_text())
     authority = x509.load_pem_x509_certificate(ours["root_cert"].encode())
@@ -91,8 +91,9 @@ def check_refusals(federation: Loopback, folder: Path) -> None:
     foreign_key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     foreign = certificate(folder / "foreign", named("another authority"), foreign_key, days=1)
     assert "unknown ca" in handshake(port, root, *foreign).lower()
-    kits.provision(federation.folder / "fed.toml", folder / "other")  # another authority, but all the same names
-    other = kits.unpack(folder / "other" / "kits" / "west.zip") / "startup"
+    provision(federation.folder / "fed.toml", folder / "other")  # another authority, but all the same names
+    flare.build_site_workspace(read_kit(folder / "other" / "kits" / "west.zip"), folder / "elsewhere")
+    other = folder / "elsewhere" / "startup"
     assert "unknown ca" in handshake(port, root, other / "client.crt", other / "client.key").lower()
     assert "certificate required" in handshake(port, root).lower()
 

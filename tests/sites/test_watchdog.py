@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from promptfed.core.errors import PromptFedError
-from promptfed.sites import kits, watchdog
+from promptfed.sites import watchdog
+from promptfed.sites.watchdog import Party
 
 SLEEP = "import time; time.sleep(60)"
 Process = subprocess.Popen[bytes]
@@ -33,6 +34,12 @@ def start(*words: object) -> Process:
     return process
 
 
+def party(folder: Path, *words: str, port: int | None = None) -> Party:
+    """Return a party whose parent process is Python, with these words."""
+    ports = () if port is None else (port,)
+    return Party((sys.executable, *words), folder, folder / "log", folder / "pid", ports=ports)
+
+
 def test_only_the_engines_processes_of_this_very_kit_are_ended(tmp_path: Path, started: list[Process]) -> None:
     kit, other = tmp_path / "north", tmp_path / "north-2"
     engine = "nvflare.private.fed.app.client.worker_process"
@@ -53,27 +60,24 @@ def test_a_process_may_end_by_itself_first(tmp_path: Path, started: list[Process
 
 def test_a_port_that_is_taken_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "FREE_SECONDS", 0.0)
-    started: list[Path] = []
-    monkeypatch.setattr(kits, "parent_command", started.append)
+    write = f"open({str(tmp_path / 'started')!r}, 'w')"
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(PromptFedError, match=rf"cannot listen on port {port}: Address already in use\. Stop"):
-            watchdog.keep_running(tmp_path, tmp_path / "log", tmp_path / "pid", {}, print, (port,))
-    assert started == []
+            watchdog.keep_running(party(tmp_path, "-c", write, port=port), print)
+    assert not (tmp_path / "started").exists()
     watchdog._require_free((port,))
 
 
-def test_nothing_begins_while_another_keeps_the_party_up(tmp_path: Path) -> None:
+def test_nothing_begins_while_another_watchdog_holds_the_party(tmp_path: Path) -> None:
     begun: list[str] = []
     with (
         watchdog._alone(tmp_path / "pid"),
         pytest.raises(PromptFedError, match=r"^It is already running; see .*pid\.$"),
     ):
-        watchdog.keep_running(
-            tmp_path, tmp_path / "log", tmp_path / "pid", {}, print, begin=lambda: begun.append("now")
-        )
+        watchdog.keep_running(party(tmp_path), print, begin=lambda: begun.append("now"))
     assert begun == []
 
 
@@ -91,16 +95,11 @@ def test_a_strangers_certificate_is_told_once(tmp_path: Path, monkeypatch: pytes
     assert said == [f"This kit does not trust the server's certificate; ask the coordinator for a new kit ({log})."]
 
 
-def test_a_keeper_ends_what_an_earlier_one_has_left(
+def test_a_watchdog_ends_what_an_earlier_one_has_left(
     tmp_path: Path, started: list[Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = start("nvflare.job", tmp_path)
     started.append(left)
-    parents: list[int] = []
-
-    def command(kit: Path) -> list[str]:
-        parents.append(len(parents))
-        return [sys.executable, "-c", "raise SystemExit(3)"]
 
     class Enough(Exception):  # noqa: N818
         """Ends the test."""
@@ -112,10 +111,8 @@ def test_a_keeper_ends_what_an_earlier_one_has_left(
         if len(said) == 2:
             raise Enough
 
-    monkeypatch.setattr(kits, "parent_command", command)
     monkeypatch.setattr(watchdog, "RESTART_SECONDS", 0.0)
     with pytest.raises(Enough):
-        watchdog.keep_running(tmp_path, tmp_path / "log", tmp_path / "pid", {}, say)
+        watchdog.keep_running(party(tmp_path, "-c", "raise SystemExit(3)"), say)
     assert left.wait(10) == -9
     assert said == ["The process ended with code 3; restarting it."] * 2
-    assert len(parents) == 2

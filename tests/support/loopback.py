@@ -53,9 +53,12 @@ class Loopback:
         assert made.returncode == 0, made.stderr
 
     def start(self, name: str, *words: object) -> None:
+        """Start one of our commands in the background."""
+        self.start_command(name, sys.executable, "-m", "promptfed", "sites", *map(str, words))
+
+    def start_command(self, name: str, *command: str) -> None:
         """Start a command in the background, at the head of its own process group."""
         with (self.folder / f"{name}.out").open("ab") as out:
-            command = [sys.executable, "-m", "promptfed", "sites", *map(str, words)]
             self.processes[name] = subprocess.Popen(
                 command, cwd=self.folder, env=ENVIRONMENT, stdout=out, stderr=out, start_new_session=True
             )

@@ -29,9 +29,9 @@ def init(
     out: Annotated[Path, typer.Option(help="The folder to create for the federation.")] = HERE,
 ) -> None:
     """Make a kit for every site: its key, its certificate, and the coordinator's address."""
-    from promptfed.sites import kits
+    from promptfed.sites.provisioning import provision
 
-    federation = kits.provision(fed, out)
+    federation = provision(fed, out)
     for site in federation.sites:
         say(f"Kit for {site}: {out / 'kits' / site}.zip")
     say("Send each site its kit over a secure channel: it contains the site's private key.")
@@ -41,17 +41,24 @@ def init(
 @app.command()
 def start(home: Home = HERE) -> None:
     """Run the coordinator's server until Ctrl-C; restart it if it dies."""
-    from promptfed.sites import kits, watchdog
+    from promptfed.sites import flare_workspace as flare
     from promptfed.sites.settings import read_federation
+    from promptfed.sites.watchdog import Party, keep_running
 
-    kits.require_flare()
-    kit, state = _folder(home) / "kits" / "coordinator", home.resolve() / "state"
+    flare.require_flare()
+    federation = read_federation(_folder(home) / "fed.toml")
+    kit, state = home / "kits" / "coordinator", home.resolve() / "state"
     state.mkdir(exist_ok=True)
-    kits.write_local_config(kit, state)
-    federation = read_federation(home / "fed.toml")
-    say(f"Starting the server; its log is {home / 'server.log'}. Press Ctrl-C to stop it.")
-    ports = (federation.port, federation.admin_port)
-    watchdog.keep_running(kit, home / "server.log", home / "server.pid", kits.parent_environment(), say, ports)
+    server = Party(
+        command=tuple(flare.parent_command(kit, None)),
+        workspace=kit,
+        log=home / "server.log",
+        pid_file=home / "server.pid",
+        environment=flare.parent_environment(),
+        ports=(federation.port, federation.admin_port),
+    )
+    say(f"Starting the server; its log is {server.log}. Press Ctrl-C to stop it.")
+    keep_running(server, say, begin=lambda: flare.build_server_workspace(kit, state))
     say("The server has stopped.")
 
 
@@ -67,36 +74,51 @@ def join(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
 ) -> None:
     """Take part as a site until Ctrl-C. Images and personal state stay here; outbox.jsonl lists what is sent."""
-    from promptfed.core.files import write_text
     from promptfed.runs.config import check_device, resolve
-    from promptfed.sites import kits, watchdog, worker_command
+    from promptfed.sites import flare_workspace as flare
+    from promptfed.sites import worker_command as worker
     from promptfed.sites.client_run import own_data
-    from promptfed.sites.terms import FILE, read_terms
+    from promptfed.sites.kits import default_home, read_kit
+    from promptfed.sites.terms import read_terms
+    from promptfed.sites.watchdog import Party, keep_running
 
-    kits.require_flare()
+    flare.require_flare()
     check_device(device)
     if terms is not None:
         read_terms(terms)
-    unpacked = kits.unpack(kit).resolve()
-    found = own_data(data, resolve({}))
-    state = (home or unpacked / "state").resolve()
+    own, found = read_kit(kit), own_data(data, resolve({}))
+    state = (home or default_home(kit, own)).resolve()
     state.mkdir(parents=True, exist_ok=True)
-    state.chmod(0o700)  # personal trees and models lie there
-    kits.write_local_config(unpacked, state)
+    state.chmod(0o700)  # keys, personal trees and models are in it
+    given = {worker.DATA: _absolute(data), worker.HOME: str(state), worker.DEVICE: device}
+    site = Party(
+        command=tuple(flare.parent_command(state / "engine", own.site)),
+        workspace=state / "engine",
+        log=state / "site.log",
+        pid_file=state / "site.pid",
+        environment=flare.parent_environment(**given),
+    )
 
     def begin() -> None:
-        if terms is not None:
-            write_text(state / FILE, terms.read_text(encoding="utf-8"))
-        if (state / FILE).exists():
-            read_terms(state / FILE)  # those of an earlier join stay in force
-            say(f"Recipes that violate {state / FILE} will be refused.")
+        _take_terms(terms, state)
+        flare.build_site_workspace(own, site.workspace)
         images = f"{len(found):,} images of {len(found.classes)} classes"
-        say(f"{kits.site_name(unpacked)}: {images}; its log is {state / 'site.log'}. Press Ctrl-C to leave.")
+        say(f"{own.site}: {images}; its log is {site.log}. Press Ctrl-C to leave.")
 
-    given = {worker_command.DATA: _absolute(data), worker_command.HOME: str(state), worker_command.DEVICE: device}
-    environment = kits.parent_environment(**given)
-    watchdog.keep_running(unpacked, state / "site.log", state / "site.pid", environment, say, begin=begin)
+    keep_running(site, say, begin)
     say("This site has left the federation.")
+
+
+def _take_terms(terms: Path | None, state: Path) -> None:
+    """Put the owner's terms into force; those of an earlier join stay in force if none are given."""
+    from promptfed.core.files import write_text
+    from promptfed.sites.terms import FILE, read_terms
+
+    if terms is not None:
+        write_text(state / FILE, terms.read_text(encoding="utf-8"))
+    if (state / FILE).exists():
+        read_terms(state / FILE)
+        say(f"Recipes that violate {state / FILE} will be refused.")
 
 
 def _absolute(data: str) -> str:
@@ -122,11 +144,12 @@ def run(
     The sites and their data replace the recipe's clients, partition and data set.
     """
     from promptfed.results.folder.record import over_sites
-    from promptfed.sites import coordinator, kits
+    from promptfed.sites import coordinator
+    from promptfed.sites.flare_workspace import require_flare
     from promptfed.sites.settings import read_federation
     from promptfed.sites.supervisor import Supervisor
 
-    kits.require_flare()
+    require_flare()
     federation = read_federation(_folder(home) / "fed.toml")
     if resume is None:
         if source is None:

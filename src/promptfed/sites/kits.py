@@ -1,159 +1,150 @@
-"""Kits: the keys and certificates of each party of a federation, made by NVIDIA FLARE's provisioning.
+"""A site's kit: its name, its certificate and key, and the coordinator's address. It holds nothing that could run.
 
-FEDERATION/fed.toml             who takes part
-FEDERATION/kits/SITE.zip        the kit for the site SITE, with its private key: send it over a secure channel
-FEDERATION/kits/coordinator/    the server's own
-FEDERATION/kits/admin/          what the supervisor submits jobs with
-FEDERATION/ca/                  the authority's key; whoever has it can make kits
+    SITE/site.json      the site, the federation, the coordinator's host name and its port
+    SITE/rootCA.pem     the federation's authority
+    SITE/client.crt     the site's certificate
+    SITE/client.key     its private key
+
+A kit comes from someone else, so it is read as data: anything more is refused by name, and everything that configures
+the site's processes is written by this package.
 """
 
+import datetime
 import json
-import os
-import shutil
-import subprocess
-import sys
+import re
 import zipfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from promptfed.core.errors import PromptFedError
-from promptfed.core.files import write_json, write_text
-from promptfed.sites.settings import Federation, read_federation
+from promptfed.sites.settings import MOST_PORT, NAME
 
-ADMIN = "admin@promptfed.local"
-ORGANISATION = "promptfed"
-EXTRA = "NVIDIA FLARE is not installed here; install it with: pip install 'promptfed[flare]'"
-ALLOWED = ["promptfed.sites.flare_controller.Conductor", "promptfed.sites.flare_executor.Site"]
-GONE_SECONDS = 30  # after the last of the beats that come every ten seconds a site counts as away
-RIGHTS = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate")
+ABOUT, AUTHORITY, CERTIFICATE, KEY = "site.json", "rootCA.pem", "client.crt", "client.key"
+FILES = (ABOUT, AUTHORITY, CERTIFICATE, KEY)
+STATE = "state"  # what a site adds to the folder of its own kit
+LARGEST_FILE = 2**16  # bytes
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
 
-def require_flare() -> None:
-    """Refuse to continue, naming the missing extra, if FLARE is not installed."""
+@dataclass(frozen=True)
+class Kit:
+    """Who a site is, and whom it trusts."""
+
+    site: str
+    federation: str
+    coordinator: str
+    port: int
+    authority: bytes
+    certificate: bytes
+    key: bytes
+
+
+def write_kit(path: Path, kit: Kit) -> None:
+    """Write a kit as a zip that only its owner can read."""
+    about = {key: value for key, value in asdict(kit).items() if key in ("site", "federation", "coordinator", "port")}
+    contents = (json.dumps(about, indent=1).encode(), kit.authority, kit.certificate, kit.key)
+    path.touch(0o600)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in zip(FILES, contents, strict=True):
+            archive.writestr(f"{kit.site}/{name}", content)
+
+
+def read_kit(path: Path) -> Kit:
+    """Read a kit, a zip or a folder, and refuse one that holds anything more, or that does not fit together."""
+    if not path.exists():
+        raise PromptFedError(f"The kit {path} does not exist.")
+    files = _folder_files(path) if path.is_dir() else _archive_files(path)
+    for name in FILES:
+        if name not in files:
+            raise PromptFedError(f"{path} is not a site's kit: it has no {name}.")
+    about = _read_about(files[ABOUT], path)
+    return Kit(*about, *_read_certificates(files, about[0], path))
+
+
+def default_home(path: Path, kit: Kit) -> Path:
+    """Return where a site keeps its state if its owner names no folder: in the kit's, or beside its zip."""
+    return (path if path.is_dir() else path.parent / kit.site) / STATE
+
+
+def _folder_files(folder: Path) -> dict[str, bytes]:
+    """Return the files of a kit's folder; its own state is no part of the kit."""
+    found = {}
+    for path in sorted(folder.iterdir()):
+        if path.name == STATE and path.is_dir():
+            continue
+        first = next((inner for inner in sorted(path.rglob("*")) if inner.is_file()), path) if path.is_dir() else path
+        name = first.relative_to(folder).as_posix()
+        _refuse_foreign(name, first.stat().st_size, folder)
+        found[name] = path.read_bytes()
+    return found
+
+
+def _archive_files(path: Path) -> dict[str, bytes]:
+    """Return the files of a zipped kit, which lie in one folder."""
+    if not zipfile.is_zipfile(path):
+        raise PromptFedError(f"{path} is not a site's kit.")
+    found = {}
+    with zipfile.ZipFile(path) as archive:
+        for entry in archive.infolist():
+            if entry.is_dir():
+                continue
+            name = entry.filename.partition("/")[2] or entry.filename
+            _refuse_foreign(name, entry.file_size, path)
+            with archive.open(entry) as file:
+                found[name] = file.read(LARGEST_FILE)
+    return found
+
+
+def _refuse_foreign(name: str, size: int, path: Path) -> None:
+    """Refuse a file that is not part of a kit: the engine of a site would run what some of them say."""
+    if name not in FILES:
+        shown = "".join(letter for letter in name[:100] if letter.isprintable())
+        raise PromptFedError(
+            f"{shown} in {path} is not part of a kit, which has only {', '.join(FILES)}; ask the coordinator for a "
+            "kit made by this version."
+        )
+    if size > LARGEST_FILE:
+        raise PromptFedError(f"{name} in {path} has {size:,} bytes; no file of a kit has more than {LARGEST_FILE:,}.")
+
+
+def _read_about(content: bytes, path: Path) -> tuple[str, str, str, int]:
+    """Return the names and the address in site.json, if they are names and an address."""
     try:
-        import nvflare  # noqa: F401
-    except ImportError as error:
-        raise PromptFedError(f"{EXTRA}.") from error
+        about = json.loads(content)
+    except ValueError as error:
+        raise PromptFedError(f"{ABOUT} in {path} is not valid JSON.") from error
+    fields = {"site": NAME, "federation": NAME, "coordinator": HOST, "port": None}
+    if not isinstance(about, dict) or about.keys() != fields.keys():
+        raise PromptFedError(f"{ABOUT} in {path} must have exactly these keys: {', '.join(fields)}.")
+    for key, pattern in fields.items():
+        value = about[key]
+        if pattern is not None and not (isinstance(value, str) and pattern.fullmatch(value)):
+            raise PromptFedError(f"{key} in {ABOUT} of {path} is not a valid name.")
+    if type(about["port"]) is not int or not 0 < about["port"] <= MOST_PORT:
+        raise PromptFedError(f"port in {ABOUT} of {path} is not a port number.")
+    return about["site"], about["federation"], about["coordinator"], about["port"]
 
 
-def provision(source: Path, folder: Path) -> Federation:
-    """Make the kits of the federation in fed.toml at `source`, in a new folder."""
-    require_flare()
-    federation = read_federation(source)
-    if folder.exists() and any(folder.iterdir()):
-        raise PromptFedError(f"{folder} is not empty; choose another --out, or remove it to make all kits again.")
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)
-    write_json(folder / "project.yml", _project(federation))  # JSON is YAML
-    _run_provisioning(folder)
-    made = folder / "ca" / federation.name / "prod_00"
-    kits = folder / "kits"
-    kits.mkdir()
-    shutil.move(made / federation.coordinator, kits / "coordinator")
-    shutil.move(made / ADMIN, kits / "admin")
-    for site in federation.sites:
-        write_json(made / site / "site.json", {"site": site, "federation": federation.name})
-        shutil.make_archive(str(kits / site), "zip", made, site)
-        (kits / f"{site}.zip").chmod(0o600)
-    shutil.rmtree(made)
-    for path in (folder / "ca").rglob("*.json"):  # they hold the private keys of all parties
-        path.chmod(0o600)
-    write_text(folder / "fed.toml", source.read_text(encoding="utf-8"))
-    return federation
+def _read_certificates(files: Mapping[str, bytes], site: str, path: Path) -> tuple[bytes, bytes, bytes]:
+    """Return the certificates and the key as they are understood here, if they are this site's and go together."""
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
-
-def _project(federation: Federation) -> dict[str, object]:
-    server = {
-        "name": federation.coordinator,
-        "type": "server",
-        "org": ORGANISATION,
-        "fed_learn_port": federation.port,
-        "admin_port": federation.admin_port,
-        "default_host": federation.coordinator,
-    }
-    sites = [{"name": site, "type": "client", "org": ORGANISATION} for site in federation.sites]
-    admin = {"name": ADMIN, "type": "admin", "org": ORGANISATION, "role": "project_admin"}
-    prefix = "nvflare.lighter.impl"
-    return {
-        "api_version": 3,
-        "name": federation.name,
-        "description": "A federation of PromptFed",
-        "participants": [server, *sites, admin],
-        "builders": [
-            {"path": f"{prefix}.workspace.WorkspaceBuilder"},
-            {
-                "path": f"{prefix}.static_file.StaticFileBuilder",
-                "args": {"config_folder": "config", "scheme": "tcp"},
-            },
-            {"path": f"{prefix}.cert.CertBuilder"},
-            {"path": f"{prefix}.signature.SignatureBuilder"},
-        ],
-    }
-
-
-def _run_provisioning(folder: Path) -> None:
-    command = [sys.executable, "-m", "nvflare.lighter.provision", "-p", "project.yml", "-w", "ca"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise PromptFedError(f"The kits could not be made: {(done.stderr or done.stdout).strip()[-300:]}")
-
-
-def unpack(kit: Path) -> Path:
-    """Return the kit's folder; a zip is unpacked beside itself, once."""
-    if not kit.exists():
-        raise PromptFedError(f"The kit {kit} does not exist.")
-    if kit.is_file() and zipfile.is_zipfile(kit):
-        with zipfile.ZipFile(kit) as archive:
-            top = {name.partition("/")[0] for name in archive.namelist()}
-            if len(top) != 1 or any(".." in Path(name).parts or name.startswith("/") for name in archive.namelist()):
-                raise PromptFedError(f"{kit} is not a site's kit.")
-            folder = kit.parent / top.pop()
-            if not folder.exists():
-                archive.extractall(kit.parent)
-        kit = folder
-    if not (kit / "site.json").is_file():
-        raise PromptFedError(f"{kit} is not a site's kit: it has no site.json.")
-    for key in kit.glob("startup/*.key"):
-        key.chmod(0o600)
-    return kit
-
-
-def site_name(kit: Path) -> str:
-    """Return the name of the kit's site."""
-    return str(json.loads((kit / "site.json").read_text(encoding="utf-8"))["site"])
-
-
-def write_local_config(kit: Path, state: Path) -> None:
-    """Write the party's own rules into its kit: only our code runs, nobody reads its files or logs from afar."""
-    local = kit / "local"
-    resources: dict[str, Any] = json.loads((local / "resources.json.default").read_text(encoding="utf-8"))
-    resources["class_allow_list"] = ALLOWED
-    if "allow_log_streaming" in resources:
-        resources["allow_log_streaming"] = False
-    parts = [part for part in resources["components"] if part["id"] not in ("site_log_streamer", "log_receiver")]
-    for part in parts:
-        if part["id"] == "job_manager":
-            part["args"]["uri_root"] = str(state / "jobs")
-    resources["components"] = parts
-    for server in resources.get("servers", ()):
-        server["heart_beat_timeout"] = GONE_SECONDS
-    if "snapshot_persistor" in resources:
-        resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(state / "snapshots")
-    write_json(local / "resources.json", resources)
-    rights = dict.fromkeys(RIGHTS, "any") | {"shell_commands": "none", "byoc": "none"}
-    write_json(local / "authorization.json", {"format_version": "1.0", "permissions": {"project_admin": rights}})
-
-
-def parent_command(kit: Path) -> list[str]:
-    """Return the command of the party's parent process, as FLARE's own start script has it."""
-    site = (kit / "site.json").is_file()
-    kind = "client" if site else "server"
-    module = f"nvflare.private.fed.app.{kind}.{kind}_train"
-    who = [f"uid={site_name(kit)}"] if site else []
-    given = ["--set", "secure_train=true", *who, f"org={ORGANISATION}", "config_folder=config"]
-    return [sys.executable, "-u", "-m", module, "-m", str(kit.resolve()), "-s", f"fed_{kind}.json", *given]
-
-
-def parent_environment(**more: str) -> dict[str, str]:
-    """Return the environment of a parent process."""
-    return os.environ | {"MALLOC_ARENA_MAX": "4"} | more
+    try:
+        authority = x509.load_pem_x509_certificate(files[AUTHORITY])
+        own = x509.load_pem_x509_certificate(files[CERTIFICATE])
+        key = load_pem_private_key(files[KEY], None)
+        own.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature) as error:
+        raise PromptFedError(f"The certificates in {path} are not valid; ask the coordinator for a new kit.") from error
+    names = [str(name.value) for name in own.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]
+    if names != [site]:
+        raise PromptFedError(f"The certificate in {path} is not for {site}; ask the coordinator for a new kit.")
+    if own.public_key() != key.public_key():
+        raise PromptFedError(f"The key in {path} does not fit its certificate; ask the coordinator for a new kit.")
+    if own.not_valid_after_utc < datetime.datetime.now(datetime.UTC):
+        raise PromptFedError(f"The certificate in {path} has expired; ask the coordinator for a new kit.")
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())
+    return authority.public_bytes(Encoding.PEM), own.public_bytes(Encoding.PEM), private

@@ -17,8 +17,9 @@ from promptfed.core.errors import PromptFedError
 from promptfed.core.files import write_json
 from promptfed.results.folder import names
 from promptfed.results.folder.parts import read_summary
-from promptfed.sites import kits
+from promptfed.sites.flare_workspace import CONDUCTOR, SITE, require_flare
 from promptfed.sites.pid_file import running, watching
+from promptfed.sites.provisioning import ADMIN
 from promptfed.sites.settings import Federation, read_federation
 from promptfed.sites.watchdog import Say
 
@@ -71,7 +72,7 @@ class AdminSession:
 
     def command(self, work: Callable[[Any], Any], patient: bool = True) -> Any:
         """Do something with the session; while the server does not answer, wait for it, or return None."""
-        kits.require_flare()
+        require_flare()
         from nvflare.fuel.flare_api import api_spec
         from nvflare.fuel.flare_api.flare_api import new_secure_session
 
@@ -87,7 +88,7 @@ class AdminSession:
                 if self._session is None:
                     admin = str((self.home / "kits" / "admin").resolve())
                     with contextlib.redirect_stdout(io.StringIO()):  # it prints that it connects
-                        self._session = new_secure_session(kits.ADMIN, admin, timeout=10)
+                        self._session = new_secure_session(ADMIN, admin, timeout=10)
                 return work(self._session)
             except hopeless as error:
                 raise PromptFedError(f"The server refused: {error}.") from error
@@ -220,11 +221,11 @@ class Supervisor:
             "task_data_filters": [],
             "task_result_filters": [],
             "components": [],
-            "workflows": [{"id": "conductor", "path": kits.ALLOWED[0], "args": given}],
+            "workflows": [{"id": "conductor", "path": CONDUCTOR, "args": given}],
         }
         client = {
             "format_version": 2,
-            "executors": [{"tasks": ["work"], "executor": {"path": kits.ALLOWED[1], "args": {}}}],
+            "executors": [{"tasks": ["work"], "executor": {"path": SITE, "args": {}}}],
             "task_data_filters": [],
             "task_result_filters": [],
             "components": [],

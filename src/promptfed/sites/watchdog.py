@@ -9,10 +9,10 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from promptfed.core.errors import PromptFedError
-from promptfed.sites import kits
 from promptfed.sites.pid_file import acquire
 
 RESTART_SECONDS = 1.0
@@ -24,32 +24,36 @@ FREE_SECONDS = 3.0  # a process that just ended has this long to release its por
 Say = Callable[[str], None]
 
 
-def keep_running(
-    kit: Path,
-    log: Path,
-    pid_file: Path,
-    environment: Mapping[str, str],
-    say: Say,
-    ports: Sequence[int] = (),
-    begin: Callable[[], None] = lambda: None,
-) -> None:
+@dataclass(frozen=True)
+class Party:
+    """A party's parent process: its command, the folder it works in, its log, and the ports it listens on."""
+
+    command: tuple[str, ...]
+    workspace: Path
+    log: Path
+    pid_file: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    ports: tuple[int, ...] = ()
+
+
+def keep_running(party: Party, say: Say, begin: Callable[[], None] = lambda: None) -> None:
     """Run the party's parent process until Ctrl-C or a termination signal; restart it whenever it dies.
 
-    The `ports` it listens on must be free at the start. `begin` is called once no other watchdog holds the party.
+    Its ports must be free at the start. `begin` is called once no other watchdog holds the party.
     """
-    pid_file.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(pid_file), _terminated() as stopping, log.open("ab") as out:
+    party.pid_file.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(party.pid_file), _terminated() as stopping, party.log.open("ab") as out:
+        _end_jobs(party.workspace, 0.0)  # left over from a watchdog that was killed: a party must not run twice
         begin()
-        _end_jobs(kit, 0.0)  # left over from an earlier watchdog that was killed: a party must not run twice
-        _require_free(ports)
-        look = _watch_certificates(log, say)
+        _require_free(party.ports)
+        look = _watch_certificates(party.log, say)
         while not stopping:
             process = subprocess.Popen(
-                kits.parent_command(kit),
+                party.command,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                env=dict(environment),
+                env=dict(party.environment),
                 start_new_session=True,
             )
             try:
@@ -58,7 +62,7 @@ def keep_running(
                     time.sleep(0.1)
             finally:
                 _end_group(process)
-                _end_jobs(kit, END_SECONDS if stopping else 0.0)
+                _end_jobs(party.workspace, END_SECONDS if stopping else 0.0)
             if not stopping:
                 say(f"The process ended with code {process.returncode}; restarting it.")
                 _wait(RESTART_SECONDS, stopping)
@@ -108,9 +112,9 @@ def _trouble(port: int) -> str:
     return ""
 
 
-def _processes(kit: Path) -> list[int]:
+def _processes(workspace: Path) -> list[int]:
     """Return the party's parent and job processes; the latter lead sessions of their own."""
-    found, wanted = [], os.fsencode(kit.resolve())
+    found, wanted = [], os.fsencode(workspace.resolve())
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words = path.read_bytes().split(b"\0")
@@ -119,10 +123,10 @@ def _processes(kit: Path) -> list[int]:
     return found
 
 
-def _end_jobs(kit: Path, grace: float) -> None:
+def _end_jobs(workspace: Path, grace: float) -> None:
     """End all processes of the party that have not ended by themselves within `grace` seconds."""
     ends = time.monotonic() + grace
-    while (left := _processes(kit)) and time.monotonic() < ends:
+    while (left := _processes(workspace)) and time.monotonic() < ends:
         time.sleep(0.1)
     for number in left:
         with contextlib.suppress(ProcessLookupError):
