@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("keys", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_args()
     print(f"{args.poisoned} of 10 clients send {args.factor:g} times their change\n")
-    print("| guards.robust | nobody poisoned | poisoned |\n|---|--:|--:|")
+    print("| guards.robust | none poisoned | poisoned |\n|---|--:|--:|")
     for rule, words in RULES.items():
         recipe = [*RECIPE, *args.keys, *words]
         found = [accuracy(recipe, count, args.factor, args.poisoned) for count in (0, args.poisoned)]

@@ -48,7 +48,7 @@ class Measured:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports nobody listens on."""
+    """Return free ports."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:

@@ -80,7 +80,7 @@ def descend(
     """Minimise `loss` by AdamW and leave the modules with the mean of their last weights; return steps and loss.
 
     On a GPU the step is captured as a graph: starting its thousands of small kernels one by one takes six times as
-    long as they do. So all that changes from step to step lies in tensors, and chance comes from `generator`.
+    long as they do. So all that changes from step to step is in tensors, and random numbers come from `generator`.
     """
     cuda = plan.device.type == "cuda"
     parameters = [p for module in modules for p in module.requires_grad_(True).parameters()]

@@ -265,10 +265,14 @@ def test_a_missing_weight(gone: str, named: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "sentence"),
     [
-        ("layernorm.bias", (17,), '"norm.bias" is 17; its form asks for 16'),
-        ("encoder.layer.0.output.dense.weight", (16, 41), r'"block0\.mlp2\.weight" is 16×41; its form asks for 16×40'),
-        ("embeddings.position_embeddings", (1, 5, 16), '"position" is 5×16; its form asks for 17×16'),
-        ("embeddings.cls_token", (16,), '"cls" is 16; its form asks for 1×16'),
+        ("layernorm.bias", (17,), '"norm.bias" is 17; its architecture needs 16'),
+        (
+            "encoder.layer.0.output.dense.weight",
+            (16, 41),
+            r'"block0\.mlp2\.weight" is 16×41; its architecture needs 16×40',
+        ),
+        ("embeddings.position_embeddings", (1, 5, 16), '"position" is 5×16; its architecture needs 17×16'),
+        ("embeddings.cls_token", (16,), '"cls" is 16; its architecture needs 1×16'),
         ("encoder.layer.0.attention.attention.query.weight", (16, 17), r'no weight for "block0\.qkv\.weight"'),
     ],
 )

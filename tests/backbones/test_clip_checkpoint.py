@@ -79,7 +79,7 @@ def test_another_image_tower(tmp_path: Path) -> None:
         ("hidden_act", "relu", "has hidden_act=relu; only hidden_act=quick_gelu or hidden_act=gelu is supported"),
         ("num_hidden_layers", 0, "num_hidden_layers=0; it must be a whole number of at least 1"),
         ("num_attention_heads", 5, "num_attention_heads=5, which does not divide"),
-        ("intermediate_size", 25, r'"block0\.mlp1\.weight" is 24×\d+; its form asks for 25'),
+        ("intermediate_size", 25, r'"block0\.mlp1\.weight" is 24×\d+; its architecture needs 25'),
     ],
 )
 def test_forms_that_do_not_fit(tower: str, key: str, value: object, sentence: str, tmp_path: Path) -> None:

@@ -216,7 +216,10 @@ def write(folder: Path, **changes: object) -> str:
         ({"depths": [1, 2, 3]}, "has 2 hidden_sizes, but 3 depths."),
         ({"depths": 3}, "has depths=3; it must be a list of whole numbers."),
         ({"hidden_sizes": [8, 0]}, "has hidden_sizes=0; it must be a whole number of at least 1."),
-        ({"hidden_sizes": [8, 16]}, 'the weight for "stage1.block0.unit0.weight" is 12×8×3×3; its form asks for 16'),
+        (
+            {"hidden_sizes": [8, 16]},
+            'the weight for "stage1.block0.unit0.weight" is 12×8×3×3; its architecture needs 16',
+        ),
     ],
 )
 def test_a_configuration_that_does_not_fit(changes: dict[str, object], sentence: str, tmp_path: Path) -> None:

@@ -203,17 +203,17 @@ def toy(name: str = "toy") -> Dataset:
 
 
 def test_a_damaged_copy_is_made_again(tmp_path: Path) -> None:
-    parsed.kept(tmp_path, "key", lambda _: toy())
+    parsed.cached(tmp_path, "key", lambda _: toy())
     (copy,) = tmp_path.iterdir()
     (copy / "images.npy").write_bytes(b"junk")
-    assert parsed.kept(tmp_path, "key", lambda _: toy("new")).name == "new"
-    assert parsed.kept(tmp_path, "key", lambda _: toy()).name == "new"
+    assert parsed.cached(tmp_path, "key", lambda _: toy("new")).name == "new"
+    assert parsed.cached(tmp_path, "key", lambda _: toy()).name == "new"
 
 
 def test_a_folder_that_cannot_be_written_only_costs_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("in the way")
     with caplog.at_level(logging.WARNING, "promptfed"):
-        assert parsed.kept(tmp_path / "file" / "sub", "key", lambda _: toy()).name == "toy"
+        assert parsed.cached(tmp_path / "file" / "sub", "key", lambda _: toy()).name == "toy"
     assert "could not be kept" in caplog.text
 
 

@@ -121,19 +121,19 @@ def edited(path: Path, change: Mapping[str, object], client: Mapping[str, object
 @pytest.mark.parametrize(
     ("change", "client", "sentence"),
     [
-        ({}, {"train": [0]}, "torn or edited"),
-        ({}, {"train": [2, 0]}, "torn or edited"),
-        ({}, {"test": [5]}, "torn or edited"),
-        ({}, {"train": [0, True]}, "torn or edited"),
-        ({}, {"train": [0, 2.0]}, "torn or edited"),
-        ({}, {"train": [-1]}, "torn or edited"),
-        ({}, {"train": [2**70]}, "torn or edited"),
-        ({}, {"train": None}, "torn or edited"),
-        ({}, {"train": {}}, "torn or edited"),
-        ({}, {"train": "02"}, "torn or edited"),
+        ({}, {"train": [0]}, "damaged or was edited"),
+        ({}, {"train": [2, 0]}, "damaged or was edited"),
+        ({}, {"test": [5]}, "damaged or was edited"),
+        ({}, {"train": [0, True]}, "damaged or was edited"),
+        ({}, {"train": [0, 2.0]}, "damaged or was edited"),
+        ({}, {"train": [-1]}, "damaged or was edited"),
+        ({}, {"train": [2**70]}, "damaged or was edited"),
+        ({}, {"train": None}, "damaged or was edited"),
+        ({}, {"train": {}}, "damaged or was edited"),
+        ({}, {"train": "02"}, "damaged or was edited"),
         ({}, {"counts": [1, 1]}, "do not fit the labels"),
-        ({"hash": "sha256:0"}, {}, "torn or edited"),
-        ({"name": 3}, {}, "torn or edited"),
+        ({"hash": "sha256:0"}, {}, "damaged or was edited"),
+        ({"name": 3}, {}, "damaged or was edited"),
         ({"dataset": "cifar10"}, {}, 'splits the data set "cifar10" with 6 images, not "toy" with 6 images'),
         ({"images": 7}, {}, 'splits the data set "toy" with 7 images, not "toy" with 6 images'),
     ],
@@ -152,7 +152,7 @@ def test_edits_are_noticed(tmp_path: Path, change: dict[str, object], client: di
 def test_other_files_are_refused(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "partition.json"
     path.write_bytes(text)
-    with pytest.raises(PromptFedError, match="torn or edited"):
+    with pytest.raises(PromptFedError, match="damaged or was edited"):
         Partition.load(path, small()[1])
 
 
@@ -163,7 +163,7 @@ def test_every_torn_end_is_noticed(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for length in range(len(whole) - 2):
         path.write_bytes(whole[:length])
-        with pytest.raises(PromptFedError, match="torn or edited"):
+        with pytest.raises(PromptFedError, match="damaged or was edited"):
             Partition.load(path, dataset)
 
 
@@ -258,7 +258,7 @@ def test_a_description_that_does_not_fit_is_refused(key: str, value: object, tmp
     path = tmp_path / "partition.json"
     small()[0].save(path, small()[1])
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
-    with pytest.raises(PromptFedError, match="torn or edited"):
+    with pytest.raises(PromptFedError, match="damaged or was edited"):
         DescribedPartition.load(path)
 
 
@@ -266,5 +266,5 @@ def test_edited_counts_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "partition.json"
     small()[0].save(path, small()[1])
     path.write_text(path.read_text().replace('"counts":[2,0]', '"counts":[2,1]'))
-    with pytest.raises(PromptFedError, match="torn or edited"):
+    with pytest.raises(PromptFedError, match="damaged or was edited"):
         DescribedPartition.load(path)

@@ -160,7 +160,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "state a list": ("checkpoint/state.json", write("[]"), "is torn or foreign"),
     "rounds missing": ("rounds.jsonl", Path.unlink, "holds 0 rounds, the checkpoint 3"),
     "rounds short": ("rounds.jsonl", truncate, "is damaged within its first 3 rounds"),
-    "partition torn": ("partition.json", truncate, "is torn or edited"),
+    "partition torn": ("partition.json", truncate, "is damaged or was edited"),
     "recipe missing": ("recipe.toml", Path.unlink, "recipe.toml is missing"),
     "recipe torn": ("recipe.toml", write("seed = "), "is not valid TOML"),
 }

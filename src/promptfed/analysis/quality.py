@@ -2,8 +2,8 @@
 
 All words of all runs are drawn from the same starting latents in the same prompt, so that only the words differ.
 Paper's name -> kind: S* -> "global", S^c, what the server sees of a client, -> "sent", S^{c*} -> "client".
-The global word is compared with training images of the whole data set, the same ones whoever holds them, so that runs
-of few clients and of many stand side by side. Compared with what the run's own clients hold it is "global own".
+The global word is compared with training images of the whole data set, whichever clients hold them, so that runs
+of few clients and of many can be compared. Compared with what the run's own clients hold it is "global own".
 """
 
 import math
@@ -155,7 +155,7 @@ class Judge:
 
 
 def real_images(run: Finished, against: RealSet) -> Indices:
-    """Return all training images of the data set, whoever holds them; or only those of the run's own clients."""
+    """Return all training images of the data set, or only those of the run's own clients."""
     if against == "own":
         return np.unique(np.concatenate(run.plan.partition.train))
     dataset = run.plan.dataset

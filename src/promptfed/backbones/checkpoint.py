@@ -1,4 +1,4 @@
-"""Pretrained vision transformers from files: which form they have, and their weights under the names used here.
+"""Pretrained vision transformers from files: their architecture, and their weights under the names used here.
 
 Read are folders in the model hub's layout (ViT and DINOv2) and single files with DINOv2's original names.
 """
@@ -87,7 +87,7 @@ BLOCK_PARTS = {
 
 @cache
 def read_arch(weights: str) -> Arch:
-    """Return the form of the pretrained network called `weights`, without reading its numbers."""
+    """Return the architecture of the pretrained network called `weights`, without reading its weights."""
     place = find(weights, CONFIGS, EMBEDDED)
     return _arch_of_file(place) if place.is_file() else vit_arch(place, read_json(place / "config.json"))
 
@@ -157,11 +157,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-# -- its form -----------------------------------------------------------------------------------------------------
+# -- its architecture---------------------------------------------------------------------------------------------
 
 
 def vit_arch(folder: Path, given: dict[str, Any]) -> Arch:
-    """Return the form of the ViT or DINOv2 that a configuration describes; `folder` may give its pixels' statistics."""
+    """Return the architecture of the ViT or DINOv2 in a configuration; `folder` may have its pixels' statistics."""
     kind = str(given.get("model_type"))
     if kind not in DEFAULTS:
         raise choice("model_type", kind, DEFAULTS, str(folder / "config.json"))
@@ -237,7 +237,7 @@ def statistics(folder: Path, usual: Statistics) -> Statistics:
 
 
 def _arch_of_file(path: Path) -> Arch:
-    """Read the form of an original DINOv2 off the shapes of its weights; its heads are always 64 wide."""
+    """Read the architecture of an original DINOv2 from the shapes of its weights; its heads are always 64 wide."""
     shapes: dict[str, list[int]] = _read(path, lambda file, name: file.get_slice(name).get_shape(), vit_name)
     if not {"cls", "position", "patch.weight", "block0.qkv.weight", "block0.mlp2.weight"} <= shapes.keys():
         raise PromptFedError(f"{path} has no DINOv2 names; for another ViT give the folder with its config.json.")
@@ -270,7 +270,7 @@ class _Pickled:
     def __init__(self, path: Path) -> None:
         try:
             self.tensors: Tree = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # a torn pickle may end in any of them
+        except Exception as error:  # a damaged pickle may raise any of them
             raise OSError(str(error) or type(error).__name__) from error
 
     def __enter__(self) -> "_Pickled":
@@ -313,7 +313,9 @@ def fitted(place: Path, found: Tree, shapes: dict[str, tuple[int, ...]]) -> Tree
             made[name] = made[name].squeeze(0)
         if made[name].shape != shape:
             sizes = ["×".join(map(str, size)) for size in (made[name].shape, shape)]
-            raise PromptFedError(f'In {place} the weight for "{name}" is {sizes[0]}; its form asks for {sizes[1]}.')
+            raise PromptFedError(
+                f'In {place} the weight for "{name}" is {sizes[0]}; its architecture needs {sizes[1]}.'
+            )
     return made
 
 

@@ -1,4 +1,4 @@
-"""Dual encoders from folders in the model hub's CLIP layout: their form, and both towers' weights under our names.
+"""Dual encoders from folders in the model hub's CLIP layout: their architecture, and both towers' weights.
 
 The image tower may also be a DINOv2, with `vision_config.model_type` saying so.
 """
@@ -68,7 +68,7 @@ BLOCK_PARTS = {
 
 @dataclass(frozen=True)
 class ClipArch:
-    """The forms of the two towers."""
+    """The architectures of the two towers."""
 
     image: Arch
     text: TextArch
@@ -86,7 +86,7 @@ class Towers:
 
 @cache
 def read_arch(weights: str) -> ClipArch:
-    """Return the form of the dual encoder called `weights`, without reading its numbers."""
+    """Return the architecture of the dual encoder called `weights`, without reading its weights."""
     folder = _folder(weights, checkpoint.CONFIGS)
     config = checkpoint.read_json(folder / "config.json")
     if config.get("model_type") != "clip":

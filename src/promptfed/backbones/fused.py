@@ -35,7 +35,7 @@ def fit(z: Tensor, weights: Tree, heads: int, hidden: int) -> bool:
 def through(z: Tensor, blocks: Sequence[Tree], heads: int, eps: float, written: Written) -> Tensor:
     """Return the tokens z [..., T, width] after the blocks; the weights of a stack of clients are [C, ...].
 
-    `written` is the same function written out, for whoever differentiates a gradient.
+    `written` is the same function written out, for second derivatives.
     """
     flat = [block[name] for block in blocks for name in NAMES]
     setup = _Setup(heads, z.shape[-2], eps, written)

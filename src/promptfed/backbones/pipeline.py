@@ -100,7 +100,7 @@ def read_pipeline(weights: str, vision: str = "") -> Pipeline:
 
 
 def _load(kind: Any, folder: Path) -> Any:
-    """Read one part; whatever is wrong with its files is told in one sentence."""
+    """Read one part, or say in one sentence what is wrong with its files."""
     plain = {"low_cpu_mem_usage": False} if kind.__module__.startswith("diffusers.models") else {}
     try:
         with _quiet():

@@ -64,7 +64,7 @@ class ViT:
 
     @property
     def arch(self) -> Arch:
-        """Return the pretrained network's form, read from its configuration alone."""
+        """Return the pretrained network's architecture, read from its configuration alone."""
         return checkpoint.read_arch(self.weights)
 
     @property
@@ -105,7 +105,7 @@ class ViT:
         return sides[0] // arch.patch, sides[1] // arch.patch
 
     def loaded(self, arch: Arch, weights: Tree, device: torch.device) -> "LoadedViT":
-        """Return the network of this form with `weights` on `device`."""
+        """Return the network of this architecture with `weights` on `device`."""
         low = self.precision in ("bf16", "fp8") or (self.precision == "auto" and device.type == "cuda")
         if self.precision == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0):
             raise PromptFedError("backbone.precision=fp8 needs a Hopper GPU or a later one; set it to bf16.")
@@ -135,7 +135,7 @@ class LoadedViT(ViT):
 
     @property
     def arch(self) -> Arch:
-        """Return the network's form, its positions fitted to the images."""
+        """Return the network's architecture, its positions fitted to the images."""
         return self.form
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The residual network itself (He et al. 2016): its form, the shapes of its weights, and its forward pass."""
+"""The residual network itself (He et al. 2016): its architecture, the shapes of its weights, and its forward pass."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -17,7 +17,7 @@ NORM_PARTS = ("weight", "bias", "mean", "var")
 
 @dataclass(frozen=True)
 class ResNetArch:
-    """The form of a residual network whose blocks halve the image, if at all, in their 3×3 convolution."""
+    """The architecture of a residual network whose blocks halve the image, if at all, in their 3×3 convolution."""
 
     stem: int
     widths: tuple[int, ...]  # channels after each stage

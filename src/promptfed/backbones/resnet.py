@@ -62,7 +62,7 @@ class ResNet:
 
     @property
     def arch(self) -> ResNetArch:
-        """Return the pretrained network's form."""
+        """Return the pretrained network's architecture."""
         return read_arch(self.weights)
 
     @property
@@ -85,7 +85,7 @@ class ResNet:
         return self.loaded(self.arch, read_weights(self.weights), device)
 
     def loaded(self, arch: ResNetArch, weights: Tree, device: torch.device) -> "LoadedResNet":
-        """Return the network of this form with `weights` on `device`."""
+        """Return the network of this architecture with `weights` on `device`."""
         low = self.precision == "bf16" or (self.precision == "auto" and device.type == "cuda")
         kind = torch.bfloat16 if low else torch.float32
         frozen = {name: value.to(device, _kind(value, kind)) for name, value in weights.items()}
@@ -111,7 +111,7 @@ class LoadedResNet(ResNet):
 
     @property
     def arch(self) -> ResNetArch:
-        """Return the network's form."""
+        """Return the network's architecture."""
         return self.form
 
     @cached_property

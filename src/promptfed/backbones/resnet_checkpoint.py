@@ -1,4 +1,4 @@
-"""ResNets from the model hub's folders or torchvision's files: their form, and their weights under our names."""
+"""ResNets from the model hub's folders or torchvision's files: their architecture, and their weights."""
 
 import re
 from functools import cache
@@ -44,7 +44,7 @@ KINDS = {"weight": "weight", "bias": "bias", "running_mean": "mean", "running_va
 
 @cache
 def read_arch(weights: str) -> ResNetArch:
-    """Return the form of the network called `weights`: what its config.json says, or a file's tensors show."""
+    """Return the architecture of the network called `weights`, from its config.json or from a file's tensors."""
     place = _find(weights, checkpoint.CONFIGS)
     if place.is_file():
         return _arch_of_tensors(place, _read(place))
@@ -99,7 +99,7 @@ def _read(place: Path) -> Tree:
         return checkpoint.read_tensors(place, _our_name)
     try:
         found = torch.load(place, map_location="cpu", weights_only=True)
-    except Exception as error:  # a torn pickle may end in any of them
+    except Exception as error:  # a damaged pickle may raise any of them
         reason = (str(error) or type(error).__name__).strip().splitlines()[0].rstrip(".")
         raise PromptFedError(f"{place} is not a complete PyTorch file: {reason}.") from error
     if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
@@ -108,7 +108,7 @@ def _read(place: Path) -> Tree:
 
 
 def _arch_of_tensors(path: Path, found: Tree) -> ResNetArch:
-    """Read the form off the names and shapes of the weights."""
+    """Read the architecture from the names and shapes of the weights."""
     numbers = [match for name in found if (match := re.match(r"stage(\d+)\.block(\d+)\.unit(\d+)\.weight", name))]
     if not numbers or "stem.weight" not in found:
         raise PromptFedError(f"{path} has neither torchvision's names of a ResNet nor the hub's.")

@@ -27,7 +27,7 @@ CPU_MEMORY = 8 << 30  # what a CPU is taken to have: more would be no faster the
 
 @dataclass(frozen=True)
 class TextArch:
-    """The form of a text tower with pre-norm blocks and causal attention."""
+    """The architecture of a text tower with pre-norm blocks and causal attention."""
 
     width: int
     depth: int
@@ -128,7 +128,7 @@ def grouped(spelled: Tree) -> tuple[TextGroup, ...]:
 def features(arch: TextArch, spelled: Tree, context: Tensor, *, chunk: int = 0) -> Tensor:
     """Return the unit features [..., classes, D] of contexts [..., 1 or classes, s, W] before every class's ending.
 
-    More than `chunk` texts are computed in parts, and a part once more when its gradient is: memory stays bounded.
+    More than `chunk` texts are computed in parts, and each part again for its gradient: memory stays bounded.
     With 0 there are parts only where all texts at once would take too much of the device's memory.
     """
     classes, longest = spelled["ending"].shape[:2]

@@ -81,7 +81,7 @@ def _pair(where: Path, merge: Any) -> tuple[str, str]:
 
 
 def words(text: str) -> Iterator[str]:
-    """Cut a text, in small letters, into runs of letters, single numerals, runs of signs, and English endings."""
+    """Cut a text, in lower case, into runs of letters, single digits, runs of other signs, and English endings."""
     plain = "".join(character.lower() for character in unicodedata.normalize("NFC", text))
     at = 0
     while at < len(plain):

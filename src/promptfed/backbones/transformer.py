@@ -1,4 +1,4 @@
-"""The forward of a vision transformer, written once: its form (Arch), its weights' shapes, and its features.
+"""The forward of a vision transformer, written once: its architecture (Arch), its weights' shapes, and its features.
 
 The tokens stand in the order [class token, prompts, patches], and prompts carry no position.
 """
@@ -23,7 +23,7 @@ Statistics = tuple[tuple[float, float, float], tuple[float, float, float]]
 
 @dataclass(frozen=True)
 class Arch:
-    """The form of a vision transformer with pre-norm blocks; images have three channels."""
+    """The architecture of a vision transformer with pre-norm blocks; images have three channels."""
 
     width: int
     depth: int

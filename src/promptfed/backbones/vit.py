@@ -40,7 +40,7 @@ class TinyViT:
 
     @property
     def arch(self) -> Arch:
-        """Return its form."""
+        """Return its architecture."""
         grid = self.shape[1] // self.patch, self.shape[2] // self.patch
         return Arch(self.width, self.depth, self.heads, self.patch, self.width * self.mlp_ratio, grid)
 

@@ -1,4 +1,4 @@
-"""CelebA (Liu et al. 2015): faces of people known by number, one of them or all of whom there are many images."""
+"""CelebA (Liu et al. 2015): faces of people known by number: one person, or everyone with enough images."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from promptfed.core.errors import PromptFedError
 from promptfed.core.options import Count, Share, Whole
+from promptfed.data.by_hand import folders_of
 from promptfed.data.dataset import Dataset
 from promptfed.data.photos import Album, Photo, read_album
-from promptfed.data.places import places
 from promptfed.data.split import fewer, stratified
 
 IDENTITIES = "identity_CelebA.txt"
@@ -31,7 +31,7 @@ class CelebA:
 
     def load(self) -> Dataset:
         """Decode the faces, and set test images of each person aside."""
-        (root,) = places(self.name)
+        (root,) = folders_of(self.name)
         everyone = read_identities(root)
         counts = Counter(everyone.values())
         chosen = {who for who, count in counts.items() if count >= self.least} if not self.identity else {self.identity}

@@ -12,6 +12,7 @@ from promptfed.core.errors import PromptFedError, choice
 from promptfed.core.options import Count, Share, Whole
 from promptfed.data import celeba, dermoscopic, domainnet, flowers, office
 from promptfed.data.archives import read_cifar10, read_cifar100, read_fashion_mnist, read_tiny_imagenet
+from promptfed.data.by_hand import register, status_of
 from promptfed.data.celeba import CelebA
 from promptfed.data.dataset import Dataset
 from promptfed.data.dermoscopic import DermoscopicFL
@@ -21,8 +22,7 @@ from promptfed.data.flowers import Flowers102
 from promptfed.data.folder import read_folder
 from promptfed.data.npz import read_npz, read_sides
 from promptfed.data.office import OfficeCaltech10
-from promptfed.data.parsed import kept
-from promptfed.data.places import held, remember
+from promptfed.data.parsed import cached
 from promptfed.data.shops import EMBEDDED, load_shops
 from promptfed.data.split import fewer, stratified
 
@@ -30,7 +30,7 @@ from promptfed.data.split import fewer, stratified
 INSTALLED = {"fashion-mnist": Path("/usr/share/datasets/fashion-mnist")}
 
 
-# Sets that nobody may hand on: what the user's copy must look like, and whether it comes in parts.
+# Data sets that may not be redistributed: what the user's copy must look like, and whether it comes in parts.
 BY_HAND: dict[str, tuple[Callable[[Path], object], bool]] = {
     CelebA.name: (celeba.read_identities, False),
     DermoscopicFL.name: (dermoscopic.check, True),
@@ -205,7 +205,7 @@ def add(name: str, path: Path, *, verify: bool = True) -> Path:
     be downloaded has no official archive: its zip is unpacked, its folder used where it is, once the layout is right.
     """
     if name in BY_HAND:
-        return remember(name, path, *BY_HAND[name])
+        return register(name, path, *BY_HAND[name])
     if name not in REMOTES:
         raise choice("data set to add", name, [*REMOTES, *BY_HAND])
     remotes, folder = REMOTES[name], home() / "data" / name
@@ -242,7 +242,7 @@ def status() -> list[Status]:
         paths = _present(name)
         size = sum(path.stat().st_size for path in paths) if paths else sum(remote.size for remote in remotes)
         found.append(Status(name, bool(paths), paths[0].parent if paths else home() / "data" / name, size))
-    return sorted(found + [Status(name, *held(name)) for name in BY_HAND])
+    return sorted(found + [Status(name, *status_of(name)) for name in BY_HAND])
 
 
 def _present(name: str) -> list[Path]:
@@ -264,4 +264,4 @@ def _parsed(name: str, read: Callable[[list[Path]], Dataset], variant: str = "al
             if not path.is_file():
                 fetch(remote.url, path, remote.checksum, name=name)
     key = hashlib.sha256("".join(map(digest, paths)).encode()).hexdigest()[:32]
-    return kept(folder / "parsed" / variant, key, lambda _: read(paths))
+    return cached(folder / "parsed" / variant, key, lambda _: read(paths))

@@ -12,10 +12,10 @@ from typing import ClassVar
 
 from promptfed.core.errors import PromptFedError
 from promptfed.core.options import Count, Whole
+from promptfed.data.by_hand import folders_of
 from promptfed.data.dataset import Dataset
 from promptfed.data.download import home
 from promptfed.data.photos import SUFFIXES, Album, Photo, first, read_album
-from promptfed.data.places import places
 
 SITES = {"A": "vidir_modern", "B": "vidir_molemax", "C": "rosendahl", "D": "msk"}
 CLASSES = ("nevus", "benign keratosis", "melanoma")  # numbers 0, 1, 2 of the column "label"
@@ -38,7 +38,7 @@ class DermoscopicFL:
 
     def load(self) -> Dataset:
         """Decode the listed images of the chosen sites."""
-        roots = places(self.name)
+        roots = folders_of(self.name)
         images, photos = find_images(roots), []
         for site in self.sites:
             for split in SPLITS:

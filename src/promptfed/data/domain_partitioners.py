@@ -26,7 +26,7 @@ Owners = Callable[[Indices, Flags, str], Indices]
 class Domain:
     """One client per domain, in the order of the domains, with all the domain's images.
 
-    Nobody holds the images of the domain called `unseen`.
+    No client holds the images of the domain called `unseen`.
     """
 
     name: ClassVar[str] = "domain"

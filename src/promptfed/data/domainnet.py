@@ -9,10 +9,10 @@ import numpy as np
 
 from promptfed.core.errors import PromptFedError
 from promptfed.core.options import Count, Range, Whole
+from promptfed.data.by_hand import folders_of
 from promptfed.data.dataset import Dataset
 from promptfed.data.fedbn import Lists, class_name, listed
 from promptfed.data.photos import Album, first, read_album
-from promptfed.data.places import places
 
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 TEN = ("bird", "feather", "headphones", "ice cream", "teapot", "tiger", "whale", "windmill", "wine glass", "zebra")
@@ -40,7 +40,7 @@ class DomainNet:
         """Decode the listed images."""
         if self.truncate and not self.validate:
             raise PromptFedError("data.validate=false is for whole training lists; set data.truncate=false with it.")
-        (root,) = places(self.name)
+        (root,) = folders_of(self.name)
         found = read_lists(root)
         names = class_names(root, found)
         chosen = names if self.classes == "all" else TEN

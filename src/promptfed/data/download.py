@@ -20,7 +20,7 @@ TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class Remote:
-    """One official file: its name, where it lies, its size in bytes, and the checksums it may have."""
+    """One official file: its name, its address, its size in bytes, and the checksums it may have."""
 
     file: str
     url: str

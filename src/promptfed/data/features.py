@@ -27,7 +27,7 @@ log = logging.getLogger("promptfed")
 
 def features_of(dataset: Dataset, backbone: Backbone, device: torch.device) -> Tensor:
     """Return the features of all images [N, D]."""
-    return _kept(dataset, _fingerprint(dataset), backbone, device, "image", lambda images: images)
+    return _cached(dataset, _fingerprint(dataset), backbone, device, "image", lambda images: images)
 
 
 def views_of(dataset: Dataset, backbone: Backbone, device: torch.device, count: int) -> Tensor:
@@ -35,11 +35,11 @@ def views_of(dataset: Dataset, backbone: Backbone, device: torch.device, count: 
     views, content = [], _fingerprint(dataset)
     for number in range(count):
         draw = torch.Generator(device).manual_seed(keys.key("view", number))
-        views.append(_kept(dataset, content, backbone, device, f"view {number}", partial(augmented, draw=draw)))
+        views.append(_cached(dataset, content, backbone, device, f"view {number}", partial(augmented, draw=draw)))
     return torch.stack(views, 1)
 
 
-def _kept(
+def _cached(
     dataset: Dataset,
     content: str,
     backbone: Backbone,

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from promptfed.core.errors import PromptFedError, choice
 from promptfed.core.options import Count, Share, Whole
+from promptfed.data.by_hand import folders_of
 from promptfed.data.dataset import Dataset
 from promptfed.data.photos import SUFFIXES, Album, Photo, read_album
-from promptfed.data.places import places
 from promptfed.data.split import fewer, stratified
 
 CLASSES = (
@@ -145,7 +145,7 @@ class Flowers102:
 
     def load(self) -> Dataset:
         """Decode the photographs, and set test images aside."""
-        (root,) = places(self.name)
+        (root,) = folders_of(self.name)
         photos = [photo for photo in find_photos(root) if self.only in ("", photo.label)]
         if not photos:
             raise PromptFedError(f'{root} holds no photograph of "{self.only}".')

@@ -10,10 +10,10 @@ import numpy as np
 
 from promptfed.core.errors import PromptFedError
 from promptfed.core.options import Count, Whole
+from promptfed.data.by_hand import folders_of
 from promptfed.data.dataset import Dataset
 from promptfed.data.fedbn import Lists, class_name, listed
 from promptfed.data.photos import Album, Photo, first, read_album
-from promptfed.data.places import places
 from promptfed.data.split import stratified
 
 DOMAINS = ("amazon", "caltech", "dslr", "webcam")
@@ -47,7 +47,7 @@ class OfficeCaltech10:
 
     def load(self) -> Dataset:
         """Decode the listed photographs."""
-        (root,) = places(self.name)
+        (root,) = folders_of(self.name)
         folder, lists = lists_folder(root), read_lists(root)
         if self.split == "fedapt":
             photos = divided(folder, lists)

@@ -1,4 +1,4 @@
-"""Data sets once read, kept on disk as plain .npy files: the next load is a memory map, not a decode."""
+"""Data sets that have been read, cached on disk as plain .npy files: the next load is a memory map, not a decode."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ Make = Callable[[Path | None], Dataset]
 log = logging.getLogger("promptfed")
 
 
-def kept(folder: Path, key: str, make: Make) -> Dataset:
+def cached(folder: Path, key: str, make: Make) -> Dataset:
     """Return the data set kept in `folder` under `key`, or make it and keep it there in place of older keys.
 
     `make(path)` may write its images to the .npy file at `path` as they come, so that they need not fit in memory;

@@ -31,7 +31,7 @@ class Partitioner(Protocol):
     name: ClassVar[str]
 
     def split(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> Partition:
-        """Split the data set over the clients; nobody without a training image, no image twice unless it repeats."""
+        """Split the data set: every client gets a training image, and no image is used twice unless it repeats."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 Each is a frozen dataclass whose fields are the keys under [partition] in a recipe. Test images follow the training
 images: a client is tested on the classes it trains on, in the same proportions. A client may end without any, and
-test images of a class that nobody trains on stay unused.
+test images of a class that no client trains on stay unused.
 """
 
 import math
@@ -97,7 +97,7 @@ class Pathological:
 
 @dataclass(frozen=True)
 class Disjoint:
-    """Consecutive groups of classes, one group per client, with all their images; nobody shares a class."""
+    """Consecutive groups of classes, one group per client, with all their images; no two clients share a class."""
 
     name: ClassVar[str] = "disjoint"
     classes_per_client: int = 2
@@ -195,7 +195,7 @@ def deal_sizes(name: str, dataset: Dataset, sizes: Indices, repeat: bool, rng: G
 
 
 def dirichlet_owners(labels: Indices, test: Flags, clients: int, alpha: float, least: int, rng: Generator) -> Indices:
-    """Owners when each class is shared in Dir(alpha) proportions and nobody has fewer than `least` training images."""
+    """Owners when each class is shared in Dir(alpha) proportions; each client has `least` training images or more."""
     plan = dirichlet_plan(np.bincount(labels[~test]), clients, alpha, rng)
     return deal(top_up(plan, least), labels, test, rng)
 
@@ -222,7 +222,7 @@ def require_images(clients: int, images: int, what: str = "training images", whe
 
 
 def require_clients(clients: int) -> None:
-    """Refuse a split over nobody."""
+    """Refuse a split over no clients."""
     if clients < 1:
         raise PromptFedError(f"A partition needs at least 1 client, not {clients}.")
 

@@ -17,7 +17,7 @@ from promptfed.core import progress
 from promptfed.core.errors import PromptFedError
 from promptfed.data.dataset import Dataset, Images
 from promptfed.data.download import home
-from promptfed.data.parsed import kept
+from promptfed.data.parsed import cached
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 AHEAD = 256  # photographs decoded ahead of the one being stored
@@ -43,7 +43,7 @@ class Photo:
 
 @dataclass(frozen=True)
 class Album:
-    """The photographs of a data set that lies in `root`, and the order of its classes and domains."""
+    """The photographs of a data set in the folder `root`, and the order of its classes and domains."""
 
     name: str
     root: Path
@@ -72,7 +72,7 @@ class Album:
 def read_album(album: Album, size: int, skip_corrupt: bool, cache: str) -> Dataset:
     """Return the photographs at `size` × `size`; the decoded copy is kept under `cache` in the data home."""
     place = hashlib.sha256(f"{album.root.resolve()}|{size}|{skip_corrupt}".encode()).hexdigest()[:16]
-    return kept(home() / cache / place, _key(album), lambda target: _decode_all(album, size, skip_corrupt, target))
+    return cached(home() / cache / place, _key(album), lambda target: _decode_all(album, size, skip_corrupt, target))
 
 
 def decode(path: Path, size: int | tuple[int, int]) -> Images:

@@ -93,7 +93,7 @@ class Partition:
 
     @classmethod
     def load(cls, path: str | Path, dataset: Dataset) -> "Partition":
-        """Read partition.json, and refuse a file that is torn, edited, or made for other data."""
+        """Read partition.json, and refuse a file that is damaged, edited, or made for other data."""
         document, partition = _parsed(Path(path))
         made_for, images = document["dataset"], document["images"]
         if (made_for, images) != (dataset.name, len(dataset)):
@@ -133,9 +133,9 @@ class DescribedPartition:
                 for key, size in (("counts", len(classes)), ("domains", len(document["domain_names"])))
             )
         except (KeyError, TypeError, ValueError):
-            raise _torn(path) from None
+            raise _damaged(path) from None
         if any((tally.sum(1) != [len(rows) for rows in partition.train]).any() for tally in (counts, domains)):
-            raise _torn(path)
+            raise _damaged(path)
         return cls(partition, classes, counts, domains)
 
 
@@ -149,18 +149,18 @@ def _parsed(path: Path) -> tuple[Any, Partition]:
         whole = {"dataset", "images"} <= document.keys() and all("counts" in client for client in document["clients"])
         repeats = document.get("repeats", False) is True
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise _torn(path) from None
+        raise _damaged(path) from None
     if not whole or stored != fingerprint(train, test) or not isinstance(name, str):
-        raise _torn(path)
+        raise _damaged(path)
     return document, Partition(name, train, test, repeats)
 
 
-def _torn(path: Path) -> PromptFedError:
-    return PromptFedError(f"The partition file {path} is torn or edited; make it again or restore the original.")
+def _damaged(path: Path) -> PromptFedError:
+    return PromptFedError(f"The partition file {path} is damaged or was edited; make it again or restore the original.")
 
 
 def from_owners(name: str, owner: Indices, test: NDArray[np.bool_], clients: int) -> Partition:
-    """The Partition in which image i belongs to client owner[i], or to nobody where that is -1."""
+    """The Partition in which image i belongs to client owner[i], or to no client where that is -1."""
     return Partition(name, grouped(owner, ~test, clients), grouped(owner, test, clients))
 
 
@@ -213,7 +213,7 @@ def _read(path: Path) -> Any:
     except OSError as error:
         raise PromptFedError(f"The partition file {path} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError):
-        raise PromptFedError(f"The partition file {path} is torn or edited: it is not valid JSON.") from None
+        raise PromptFedError(f"The partition file {path} is damaged or was edited: it is not valid JSON.") from None
 
 
 def _write_whole(path: Path, text: str) -> None:

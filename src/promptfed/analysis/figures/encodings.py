@@ -61,7 +61,7 @@ def encodings(folders: Sequence[Path], clients: Sequence[int]) -> Drawing:
     maps = " or ".join(dict.fromkeys(str(one["map"]) for one in found.values()))
     caption = (
         "What the text tower's last layer holds at the place of the word: a point for each client and template, of the "
-        "word as the client trained it once more from the final state, and a cross for the mean of each template; in "
+        "word as the client trained it again from the final state, and a cross for the mean of each template; in "
         f"the plane by {maps}. How well templates part is their silhouette score, which is taken on the encodings "
         f"themselves, not on the plane: {'; '.join(f'{label} {score}' for label, score in scores.items())}. It is 1 at "
         "best, and there is none of one client, of one template, or without scikit-learn."

@@ -1,4 +1,4 @@
-"""What goes on inside a backbone while a method predicts, read off torch's own calls: no backbone needs a hook.
+"""What happens inside a backbone while a method predicts, recorded from torch's own calls: no backbone needs a hook.
 
 Grad-CAM weighs a convolutional network's last feature maps by how much they speak for a class (Selvaraju et al. 2020).
 In a vision transformer, the class token's attention in the last block says which patches it gathers its answer from.

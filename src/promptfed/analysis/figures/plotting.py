@@ -15,7 +15,7 @@ COLOURS = ("#0068a8", "#cc5200", "#00805c", "#b5508a", "#a87400", "#2d93cf", "#6
 MOST_NAMES = 40
 # Panels of points side by side, and names one below the other beside them.
 MOST_ACROSS, MOST_DOWN = 3, 14
-# Letters of a name above a picture before it goes on below, and numbers along an axis before they are thinned.
+# Letters of a name above a picture before it wraps, and numbers along an axis before they are thinned.
 MOST_LETTERS, MOST_PLACES = 72, 16
 
 Plot = Any  # a matplotlib Figure

@@ -57,7 +57,7 @@ def prior(folders: Sequence[Path], clients: Sequence[int]) -> Drawing:
     each = statistics.row_correlations(expected, held)
     known = [value for value in each if value is not None]
     mean = sum(known) / len(known) if known else None
-    told = "they have no correlation" if mean is None else f"their correlation is {mean:.2f} in the mean over clients"
+    told = "they have no correlation" if mean is None else f"their correlation is {mean:.2f} on average over clients"
     caption = (
         f"{run.titled}. Above: the share of each class among a client's training images. Below: the mean probability "
         f"its own model gives each class on {len(images)} images of one colour; {told}."
@@ -124,7 +124,7 @@ def leakage(folders: Sequence[Path], clients: Sequence[int]) -> Drawing:
 
 
 def _leaked(run: Opened, members: list[int]) -> dict[str, Any]:
-    """Train the clients once more from the final state, and read their labels off what they send."""
+    """Train the clients again from the final state, and infer their labels from what they send."""
     loop = run.loop
     if any(isinstance(guard, SecureSum) for guard in loop.guards.guards):
         raise PromptFedError("With guards.secure the server sees no single upload, so no upload gives anything away.")

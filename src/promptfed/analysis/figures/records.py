@@ -28,11 +28,11 @@ def named(folders: Sequence[Path]) -> dict[str, RunFolder]:
 
 
 def drift(folders: Sequence[Path], clients: Sequence[int]) -> Drawing:
-    """Figure 7 of pFedPT: how far a prompt moves in each round, in the mean over the round's clients."""
+    """Figure 7 of pFedPT: how far a prompt moves in each round, averaged over the round's clients."""
     if clients:
         raise PromptFedError("A run records the drift of a round, not of each client; leave out --client.")
     found = {name: drifts(run) for name, run in named(folders).items()}
-    caption = "The mean absolute change of a prompt in a round, in the mean over the clients of the round."
+    caption = "The mean absolute change of a prompt in a round, averaged over the clients of the round."
     picture = plotting.lines(found, "round", "prompt drift")
     return Drawing("Prompt drift", caption, {"runs": {name: list(points) for name, points in found.items()}}, picture)
 

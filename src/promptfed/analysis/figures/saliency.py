@@ -71,7 +71,7 @@ def _drawn(folder: Path, clients: Sequence[int], label: str | None, make: Map, t
     told = " and ".join(f"{100 * value:.0f} % {name}" for name, value in means.items())
     which = "test images" if wanted is None else f"test images of class {names[wanted]}"
     caption = f"{title}: {run.titled}, {which} of clients."
-    caption += f" On the prompt lies, in the mean, {told} it." if told else " The method adds no prompt to its images."
+    caption += f" On average, the prompt gets {told} it." if told else " The method adds no prompt to its images."
     numbers = {
         "clients": list(picks),
         "class": None if wanted is None else names[wanted],

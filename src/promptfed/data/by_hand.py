@@ -1,7 +1,7 @@
 """Data sets that cannot be downloaded: which folders on this machine hold them.
 
 A zip is unpacked into the data home; a folder stays where it is and only its path is remembered, since some of these
-sets are larger than one would like to have twice.
+sets are too large to copy.
 """
 
 import hashlib
@@ -21,8 +21,8 @@ RECORD = "folders.json"
 UNPACKED = "unpacked"
 
 
-def remember(name: str, path: Path, check: Callable[[Path], object], beside: bool) -> Path:
-    """Take a zip or a folder that `check` accepts for data set `name` and return the folder.
+def register(name: str, path: Path, check: Callable[[Path], object], beside: bool) -> Path:
+    """Register a zip or a folder that `check` accepts as data set `name`, and return the folder.
 
     `beside` keeps what was added before, for sets that come in parts.
     """
@@ -43,8 +43,8 @@ def remember(name: str, path: Path, check: Callable[[Path], object], beside: boo
     return folder
 
 
-def places(name: str) -> list[Path]:
-    """Return the folders that hold a data set, the last one added first, or say how to give it one."""
+def folders_of(name: str) -> list[Path]:
+    """Return the folders that hold a data set, the last one added first, or say how to add one."""
     found = [Path(place) for place in _record(name)]
     if not found:
         raise PromptFedError(
@@ -59,7 +59,7 @@ def places(name: str) -> list[Path]:
     return found
 
 
-def held(name: str) -> tuple[bool, Path, int]:
+def status_of(name: str) -> tuple[bool, Path, int]:
     """Return whether a data set is here, where it is or would go, and its size in bytes, 0 if unknown."""
     record = _record(name)
     present = bool(record) and all(Path(place).is_dir() for place in record)
