@@ -133,7 +133,7 @@ def mistaken(own: Any, **parts: Any) -> Method:
 
 def _tuned(self: Any, task: Task, down: Tree, personal: Tree, data: Data) -> Tree:
     batches = data.batches(size=self.batch, epochs=self.epochs)
-    return local.sgd(self.loss, task, down, down | personal, batches, lr=self.lr)
+    return local.sgd(self.loss, task, batches, start=down, params=down | personal, lr=self.lr)
 
 
 def _sends_all(self: Any, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:

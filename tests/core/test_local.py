@@ -73,35 +73,35 @@ def target(*values: float) -> Batch:
 
 def test_one_step_downhill() -> None:
     # 3 − 0.5 (3 − 1) = 2
-    assert local.sgd(pull, TASK, {}, {"w": numbers(3)}, Listed([target(1)]), lr=0.5)["w"].tolist() == [2.0]
+    assert local.sgd(pull, TASK, Listed([target(1)]), start={}, params={"w": numbers(3)}, lr=0.5)["w"].tolist() == [2.0]
 
 
 def test_weight_decay_adds_to_the_gradient() -> None:
     # 3 − 0.5 ((3 − 1) + 0.5 · 3) = 1.25
-    found = local.sgd(pull, TASK, {}, {"w": numbers(3)}, Listed([target(1)]), lr=0.5, weight_decay=0.5)
+    found = local.sgd(pull, TASK, Listed([target(1)]), start={}, params={"w": numbers(3)}, lr=0.5, weight_decay=0.5)
     assert found["w"].tolist() == [1.25]
 
 
 def test_momentum_by_hand() -> None:
     # v = 2, w = 2; then v = 0.5 · 2 + (2 − 1) = 2, w = 1
-    found = local.sgd(pull, TASK, {}, {"w": numbers(3)}, Listed([target(1)] * 2), lr=0.5, momentum=0.5)
+    found = local.sgd(pull, TASK, Listed([target(1)] * 2), start={}, params={"w": numbers(3)}, lr=0.5, momentum=0.5)
     assert found["w"].tolist() == [1.0]
     assert found["velocity.w"].tolist() == [2.0]
 
 
 def test_the_first_step_of_adam_is_the_rate_times_the_sign() -> None:
-    found = local.adam(pull, TASK, {}, {"w": numbers(3, -3)}, Listed([target(1, 1)]), lr=0.5, eps=0.0)
+    found = local.adam(pull, TASK, Listed([target(1, 1)]), start={}, params={"w": numbers(3, -3)}, lr=0.5, eps=0.0)
     assert_near(found, {"w": numbers(2.5, -2.5)}, 1e-6)
     assert set(found) == {"w"}
 
 
 def test_no_batches_change_nothing() -> None:
-    found = local.sgd(pull, TASK, {}, {"w": numbers(3)}, Listed([]), lr=0.5, momentum=0.9)
+    found = local.sgd(pull, TASK, Listed([]), start={}, params={"w": numbers(3)}, lr=0.5, momentum=0.9)
     assert {name: value.tolist() for name, value in found.items()} == {"w": [3.0], "velocity.w": [0.0]}
 
 
 def test_a_parameter_the_objective_does_not_read_stays_put() -> None:
-    found = local.sgd(pull, TASK, {}, {"w": numbers(3), "other": numbers(7)}, Listed([target(1)]), lr=0.5)
+    found = local.sgd(pull, TASK, Listed([target(1)]), start={}, params={"w": numbers(3), "other": numbers(7)}, lr=0.5)
     assert found["other"].tolist() == [7.0]
 
 
@@ -112,7 +112,9 @@ def test_a_parameter_the_objective_does_not_read_stays_put() -> None:
 @pytest.mark.parametrize("decay", [0.0, 0.01])
 def test_sgd_is_torch_sgd(momentum: float, decay: float) -> None:
     batches = examples(STEPS)
-    found = local.sgd(network, TASK, {}, weights(), Listed(batches), lr=0.1, momentum=momentum, weight_decay=decay)
+    found = local.sgd(
+        network, TASK, Listed(batches), start={}, params=weights(), lr=0.1, momentum=momentum, weight_decay=decay
+    )
     expected = by_torch(
         weights(), batches, lambda own: torch.optim.SGD(own, lr=0.1, momentum=momentum, weight_decay=decay)
     )
@@ -126,7 +128,9 @@ ADAM_CASES = [((0.9, 0.999), 0.0), ((0.8, 0.95), 0.1)]
 def test_adam_is_torch_adamw_in_single_precision(betas: tuple[float, float], decay: float) -> None:
     params = tree.map(torch.Tensor.float, weights())
     batches = [tree.map(torch.Tensor.float, batch) for batch in examples(STEPS)]
-    found = local.adam(network, TASK, {}, params, Listed(batches), lr=0.01, betas=betas, weight_decay=decay)
+    found = local.adam(
+        network, TASK, Listed(batches), start={}, params=params, lr=0.01, betas=betas, weight_decay=decay
+    )
     expected = by_torch(params, batches, lambda own: torch.optim.AdamW(own, lr=0.01, betas=betas, weight_decay=decay))
     assert_near(found, expected, 1e-5)
 
@@ -134,7 +138,9 @@ def test_adam_is_torch_adamw_in_single_precision(betas: tuple[float, float], dec
 @pytest.mark.parametrize(("betas", "decay"), ADAM_CASES)
 def test_adam_is_torch_adamw_in_double_precision(betas: tuple[float, float], decay: float) -> None:
     batches = examples(STEPS)
-    found = local.adam(network, TASK, {}, weights(), Listed(batches), lr=0.01, betas=betas, weight_decay=decay)
+    found = local.adam(
+        network, TASK, Listed(batches), start={}, params=weights(), lr=0.01, betas=betas, weight_decay=decay
+    )
     expected = by_torch(
         weights(), batches, lambda own: torch.optim.AdamW(own, lr=0.01, betas=betas, weight_decay=decay)
     )
@@ -144,7 +150,7 @@ def test_adam_is_torch_adamw_in_double_precision(betas: tuple[float, float], dec
 def test_every_parameter_may_have_its_own_rates() -> None:
     rates, momenta = {"in": 0.1, "bias": 0.0, "out": 0.02}, {"in": 0.9, "bias": 0.5, "out": 0.0}
     batches = examples(STEPS)
-    found = local.sgd(network, TASK, {}, weights(), Listed(batches), lr=rates, momentum=momenta)
+    found = local.sgd(network, TASK, Listed(batches), start={}, params=weights(), lr=rates, momentum=momenta)
 
     def by_name(own: Iterator[Tensor]) -> torch.optim.Optimizer:
         groups = [{"params": [p], "lr": rates[n], "momentum": momenta[n]} for n, p in zip(rates, own, strict=True)]
@@ -161,11 +167,11 @@ Rule = Callable[[Tree, Listed], Tree]
 
 
 def sgd(params: Tree, batches: Listed) -> Tree:
-    return local.sgd(network, TASK, {}, params, batches, lr=0.1, momentum=0.9, weight_decay=0.01)
+    return local.sgd(network, TASK, batches, start={}, params=params, lr=0.1, momentum=0.9, weight_decay=0.01)
 
 
 def adam(params: Tree, batches: Listed) -> Tree:
-    return local.adam(network, TASK, {}, params, batches, lr=0.01, weight_decay=0.1)
+    return local.adam(network, TASK, batches, start={}, params=params, lr=0.01, weight_decay=0.1)
 
 
 @pytest.mark.parametrize("rule", [sgd, adam])
@@ -190,7 +196,7 @@ def test_a_client_out_of_data_stays_put(rule: Rule) -> None:
 def test_momentum_of_a_client_out_of_data_is_kept() -> None:
     batches = [{"target": numbers(1, 1).view(2, 1), "active": numbers(1, on)} for on in (1.0, 0.0)]
     found = local.sgd(
-        pull, TASK, {}, {"w": numbers(3, 3).view(2, 1)}, Listed(batches, ragged=True), lr=0.5, momentum=0.5
+        pull, TASK, Listed(batches, ragged=True), start={}, params={"w": numbers(3, 3).view(2, 1)}, lr=0.5, momentum=0.5
     )
     # after one step v = 2, w = 2; only the first client takes the second: v = 0.5 · 2 + 1 = 2, w = 1
     assert found["w"].tolist() == [[1.0], [2.0]]
@@ -199,7 +205,7 @@ def test_momentum_of_a_client_out_of_data_is_kept() -> None:
 
 def test_shared_rows_may_be_views() -> None:
     shared = tree.repeat({"w": numbers(3)}, 2)
-    found = local.sgd(pull, TASK, {}, shared, Listed([{"target": numbers(1, 3).view(2, 1)}]), lr=0.5)
+    found = local.sgd(pull, TASK, Listed([{"target": numbers(1, 3).view(2, 1)}]), start={}, params=shared, lr=0.5)
     assert found["w"].tolist() == [[2.0], [3.0]]
     assert shared["w"].tolist() == [[3.0], [3.0]]
 
@@ -212,9 +218,16 @@ def test_momentum_handed_on_continues_the_run() -> None:
     whole = sgd(weights(), Listed(batches))
     first = sgd(weights(), Listed(batches[:2]))
     rest = local.sgd(
-        network, TASK, {}, tree.pick(first, weights()), Listed(batches[2:]),
-        lr=0.1, momentum=0.9, weight_decay=0.01, hold=tree.drop(first, weights()),
-    )  # fmt: skip
+        network,
+        TASK,
+        Listed(batches[2:]),
+        start={},
+        params=tree.pick(first, weights()),
+        lr=0.1,
+        momentum=0.9,
+        weight_decay=0.01,
+        hold=tree.drop(first, weights()),
+    )
     assert set(rest) == set(whole)
     assert_near(rest, whole, 0.0)
 
@@ -226,9 +239,9 @@ def test_an_objective_sees_start_hold_and_params() -> None:
     found = local.sgd(
         objective,
         TASK,
-        {"a": numbers(1)},
-        {"w": numbers(0)},
         Listed([{"c": numbers(100)}]),
+        start={"a": numbers(1)},
+        params={"w": numbers(0)},
         lr=1.0,
         hold={"b": numbers(10)},
     )
@@ -236,7 +249,9 @@ def test_an_objective_sees_start_hold_and_params() -> None:
 
 
 def test_what_is_trained_hides_what_is_held() -> None:
-    found = local.sgd(pull, TASK, {}, {"w": numbers(3)}, Listed([target(1)]), lr=0.5, hold={"w": numbers(1000)})
+    found = local.sgd(
+        pull, TASK, Listed([target(1)]), start={}, params={"w": numbers(3)}, lr=0.5, hold={"w": numbers(1000)}
+    )
     assert found["w"].tolist() == [2.0]
 
 
@@ -252,9 +267,9 @@ def test_carry_goes_from_step_to_step() -> None:
     found = local.sgd(
         counting,
         TASK,
-        {},
-        {"w": numbers(0)},
         Listed([target(2), target(3), target(4)]),
+        start={},
+        params={"w": numbers(0)},
         lr=0.5,
         hold=hold,
         carry=["sum"],
@@ -266,7 +281,9 @@ def test_carry_goes_from_step_to_step() -> None:
 def test_a_client_out_of_data_keeps_its_carry() -> None:
     batches = [{"target": numbers(2, 5).view(2, 1), "active": numbers(1, on)} for on in (1.0, 0.0)]
     params, hold = {"w": numbers(0, 0).view(2, 1)}, {"sum": numbers(1, 1).view(2, 1)}
-    found = local.sgd(counting, TASK, {}, params, Listed(batches, ragged=True), lr=0.5, hold=hold, carry=["sum"])
+    found = local.sgd(
+        counting, TASK, Listed(batches, ragged=True), start={}, params=params, lr=0.5, hold=hold, carry=["sum"]
+    )
     # the first: 0 → 0.5 → 1.75 with sums 1, 3; the second stops after 0 → 0.5
     assert found["w"].tolist() == [[1.75], [0.5]]
     assert found["sum"].tolist() == [[5.0], [6.0]]
@@ -279,16 +296,16 @@ def test_inputs_are_not_changed() -> None:
     local.sgd(
         counting,
         TASK,
-        start,
-        params,
         Listed([batch] * 3),
+        start=start,
+        params=params,
         lr=0.5,
         momentum=0.5,
         weight_decay=0.1,
         hold=hold,
         carry=["sum"],
     )
-    local.adam(counting, TASK, start, params, Listed([batch] * 3), lr=0.5, hold=hold, carry=["sum"])
+    local.adam(counting, TASK, Listed([batch] * 3), start=start, params=params, lr=0.5, hold=hold, carry=["sum"])
     for part, copy in zip((params, start, hold, batch), copies, strict=True):
         assert_near(part, copy, 0.0)
         assert list(part) == list(copy)
@@ -297,13 +314,20 @@ def test_inputs_are_not_changed() -> None:
 
 def test_results_carry_no_graph() -> None:
     found = local.sgd(
-        counting, TASK, {}, {"w": numbers(0)}, Listed([target(2)]), lr=0.5, hold={"sum": numbers(1)}, carry=["sum"]
+        counting,
+        TASK,
+        Listed([target(2)]),
+        start={},
+        params={"w": numbers(0)},
+        lr=0.5,
+        hold={"sum": numbers(1)},
+        carry=["sum"],
     )
     assert not any(value.requires_grad for value in found.values())
 
 
 def test_adam_reaches_the_bottom() -> None:
-    found = local.adam(pull, TASK, {}, {"w": numbers(3)}, Listed([target(1)] * 400), lr=0.05)
+    found = local.adam(pull, TASK, Listed([target(1)] * 400), start={}, params={"w": numbers(3)}, lr=0.05)
     assert math.isclose(float(found["w"]), 1.0, abs_tol=1e-3)
 
 
@@ -347,5 +371,5 @@ def test_sgd_moves_no_further_than_the_clipped_gradient() -> None:
     def steep(task: Task, start: Tree, params: Tree, batch: Batch) -> Tensor:
         return (params["w"] * batch["slope"]).sum(-1)
 
-    moved = local.sgd(steep, TASK, {}, params, Listed([batch]), lr=0.5, clip=1.0)
+    moved = local.sgd(steep, TASK, Listed([batch]), start={}, params=params, lr=0.5, clip=1.0)
     torch.testing.assert_close(moved["w"], torch.tensor([-0.3, -0.4]), rtol=1e-5, atol=0)

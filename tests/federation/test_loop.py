@@ -14,7 +14,7 @@ import torch
 
 from promptfed.core import tree
 from promptfed.core.errors import PromptFedError
-from promptfed.core.method import Method, Task
+from promptfed.core.method import Method, Task, Traits
 from promptfed.core.protocols import Data, Rng
 from promptfed.core.tree import Tree
 from promptfed.federation.evaluate import Score
@@ -94,9 +94,7 @@ def test_without_aggregation_nothing_happens_to_those_left_out(tmp_path: Path) -
 class Adapted(FedAvg):
     """Deploys a model of zeros: whatever it received, it answers with class 0."""
 
-    @property
-    def adapts(self) -> bool:
-        return True
+    traits = Traits()
 
     def adapt(self, task: Task, down: Tree, personal: Tree, data: Data) -> Tree:
         return tree.map(torch.zeros_like, down)
@@ -258,13 +256,13 @@ def test_another_thread_is_left_alone() -> None:
 class SendsKeysOnce(FedAvg):
     """FedAvg that also sends ten numbers which never change."""
 
-    once = ("keys",)
+    traits = Traits(once=("keys",))
 
     def init_server(self, task: Task, rng: Rng) -> Tree:
         return super().init_server(task, rng) | {"keys": torch.zeros(10)}
 
     def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
-        return super().fit(task, tree.drop(down, self.once), personal, data)
+        return super().fit(task, tree.drop(down, self.traits.once), personal, data)
 
 
 @pytest.mark.parametrize("fleet", ["one-by-one", "stacked"])

@@ -20,7 +20,7 @@ def test_nothing_is_learned_and_nothing_travels() -> None:
     assert server == METHOD.download(TASK, server, torch.arange(2)) == METHOD.init_client(TASK, data, rng(0)) == {}
     assert METHOD.fit(TASK, {}, {}, data) == ({}, {})
     assert METHOD.aggregate(TASK, server, torch.arange(2), {}, torch.ones(2)) == {}
-    assert not METHOD.learns
+    assert not METHOD.traits.learns
 
 
 def test_the_server_has_a_model_to_test() -> None:

@@ -79,7 +79,7 @@ def test_the_loss_is_that_of_classes_and_domains() -> None:
 @pytest.mark.parametrize("stage1", [0, 1])
 def test_keys_never_move_and_never_travel_back(mode: Mode, stage1: int) -> None:
     method = FedAPT(mode=mode, domains=2, tokens=2, batch=2, stage1=stage1)
-    own = sharp_data([5, 3], method.views)
+    own = sharp_data([5, 3], method.traits.views)
     first = method.init_server(TASK, rng())
     kept, clients = first["keys"].clone(), torch.arange(2)
     down = method.download(TASK, first, clients)
@@ -89,7 +89,7 @@ def test_keys_never_move_and_never_travel_back(mode: Mode, stage1: int) -> None:
     assert set(down) == {"context", "query.weight", "keys"}
     after = method.aggregate(TASK, first, clients, up, torch.ones(2))
     torch.testing.assert_close(after["keys"], kept, rtol=0, atol=0)
-    assert method.once == ("keys",)
+    assert method.traits.once == ("keys",)
 
 
 def test_labels_are_not_read_without_supervision() -> None:
@@ -98,7 +98,7 @@ def test_labels_are_not_read_without_supervision() -> None:
         down = method.init_server(TASK, rng())
         results = []
         for swap in (False, True):
-            data = sharp_data([5, 3], method.views, swap).data([0], 0, stacked=False)
+            data = sharp_data([5, 3], method.traits.views, swap).data([0], 0, stacked=False)
             results.append(method.fit(TASK, down, method.init_client(TASK, data, rng(0)), data))
         torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
 
@@ -140,7 +140,7 @@ def test_the_second_stage_by_hand() -> None:
 
 def test_the_round_picks_the_stage() -> None:
     method = FedAPT(mode="unsupervised", domains=2, tokens=2, batch=2, stage1=3)
-    own, down = sharp_data([5, 3], method.views), method.init_server(TASK, rng())
+    own, down = sharp_data([5, 3], method.traits.views), method.init_server(TASK, rng())
     empty = method.init_client(TASK, own.data([1], 0, stacked=False), rng(1))
     torch.testing.assert_close(empty, {"bank.scores": torch.zeros(5, 2)}, rtol=0, atol=0)
     _, kept = method.fit(TASK, down, empty, own.data([1], 2, stacked=False))
@@ -151,7 +151,7 @@ def test_the_round_picks_the_stage() -> None:
 
 def test_a_client_without_confident_images_still_learns_its_domain() -> None:
     method = replace(SHARED, threshold=1.0)
-    data = sharp_data([4], method.views).data([0], 0, stacked=False)
+    data = sharp_data([4], method.traits.views).data([0], 0, stacked=False)
     down = server(torch.zeros(1, 2), [[0.0, 0.0], [0.0, 0.0]])
     up, _ = method.fit(TASK, down, method.init_client(TASK, data, rng(0)), data)
     torch.testing.assert_close(up["context"], down["context"], rtol=0, atol=0)
@@ -170,7 +170,7 @@ def test_a_client_without_confident_images_still_learns_its_domain() -> None:
     ids=["supervised", "stage 1", "stage 2", "stage 2 as printed", "stage 2 as coded"],
 )
 def test_a_client_alone_does_what_it_does_in_the_stack(method: FedAPT) -> None:
-    own, down = sharp_data([5, 1, 7], method.views, domains=3), method.init_server(TASK, rng())
+    own, down = sharp_data([5, 1, 7], method.traits.views, domains=3), method.init_server(TASK, rng())
     start = method.init_client(TASK, own.data([0], 0, stacked=False), rng(0))
     data = own.data(range(3), 4, stacked=True)
     up, personal = method.fit(TASK, tree.repeat(down, 3), tree.repeat(start, 3), data)
@@ -309,9 +309,9 @@ def test_a_context_starts_small_per_class_or_shared() -> None:
 
 
 def test_views_are_wanted_without_labels_only() -> None:
-    assert FedAPT().views == 0
+    assert FedAPT().traits.views == 0
     assert FedAPT().draws(TASK) == {}
-    assert FedAPT(mode="unsupervised").views == unlabelled.VIEWS
+    assert FedAPT(mode="unsupervised").traits.views == unlabelled.VIEWS
     assert set(FedAPT(mode="unsupervised").draws(TASK)) == {"view"}
 
 

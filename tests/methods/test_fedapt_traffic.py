@@ -53,7 +53,7 @@ def test_numbers_each_way(method: Method, width: int, expected: int) -> None:
     own = data.data([0], 0, stacked=False)
     down = tree.row(method.download(where, method.init_server(where, rng()), torch.zeros(1, dtype=torch.long)), 0)
     up, _ = method.fit(where, down, method.init_client(where, own, rng(0)), own)
-    assert tree.floats(up) == tree.floats(tree.drop(down, method.once)) == expected
+    assert tree.floats(up) == tree.floats(tree.drop(down, method.traits.once)) == expected
 
 
 def test_they_are_the_paper_s_millions() -> None:

@@ -140,7 +140,7 @@ def test_a_descriptor_moves_only_in_its_clients_rounds() -> None:
 
 def test_the_server_needs_to_know_who_sent_what() -> None:
     method, up = PFedPG(tokens=2, server_lr=0.1), {"delta": torch.arange(8.0).view(2, 2, 2)}
-    assert PFedPG.needs_rows
+    assert PFedPG().traits.needs_rows
     found, swapped = (step(method, attending(), one) for one in (up, tree.map(lambda x: x.flip(0), up)))
     assert not torch.allclose(found["descriptor"], swapped["descriptor"])
     again = step(method, attending(), tree.map(lambda x: x.flip(0), up), torch.tensor([1, 0]))

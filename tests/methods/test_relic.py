@@ -15,7 +15,8 @@ from promptfed.backbones.cached import Cached
 from promptfed.backbones.painter import Painter
 from promptfed.core import tree
 from promptfed.core.errors import PromptFedError
-from promptfed.core.method import Inversion, Task
+from promptfed.core.extensions import LearnsWord
+from promptfed.core.method import Task
 from promptfed.core.protocols import Batch
 from promptfed.core.tree import Tree
 from promptfed.data.batches import Pool, Shards
@@ -414,8 +415,8 @@ def test_exhibits() -> None:
 
 @pytest.mark.parametrize("kind", ALL)
 def test_all_of_them_learn_a_word(kind: type[RELIC]) -> None:
-    method: Inversion = kind()
-    assert kind.inverts
+    method: LearnsWord = kind()
+    assert isinstance(method, LearnsWord)
     assert method.shared == (kind is not TILocal)
     assert method.spoken(TASK, {"word": word(3.0)}, torch.tensor([0])).equal(word(3.0)[None])
 

@@ -12,7 +12,7 @@ from support.toys import BLACK, WHITE, dataset, rng, shards
 
 
 def test_it_is_vit_full_with_another_backbone() -> None:
-    assert (ResNetFull.name, ResNetFull.backbone, ResNetFull.reads) == ("resnet-full", "resnet", "pixels")
+    assert (ResNetFull.name, ResNetFull.backbone, ResNetFull().traits.reads) == ("resnet-full", "resnet", "pixels")
     assert options.defaults(ResNetFull) == options.defaults(ViTFull)
     assert ResNetFull.presets == ViTFull.presets
 

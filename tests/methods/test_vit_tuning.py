@@ -24,4 +24,4 @@ def test_one_round_by_hand() -> None:
 
 
 def test_features_are_enough() -> None:
-    assert ViTTuning.reads == "features"
+    assert ViTTuning().traits.reads == "features"

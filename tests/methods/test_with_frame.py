@@ -11,7 +11,7 @@ import torch
 
 from promptfed.core import tree
 from promptfed.core.errors import PromptFedError
-from promptfed.core.method import Method
+from promptfed.core.method import Method, Traits
 from promptfed.core.options import make
 from promptfed.core.tree import Tree
 from promptfed.data.batches import ClientData, PlannedBatches
@@ -126,14 +126,14 @@ def test_the_inner_method_meets_only_its_own_names() -> None:
 
 
 def test_it_takes_over_what_the_engine_asks_first() -> None:
-    assert WithFrame(FedMTL()).needs_rows
-    assert not WithFrame(FedAvg()).needs_rows
+    assert WithFrame(FedMTL()).traits.needs_rows
+    assert not WithFrame(FedAvg()).traits.needs_rows
 
     @dataclass(frozen=True)
     class Once(FedAvg):
-        once: ClassVar[tuple[str, ...]] = ("keys",)
+        traits = Traits(once=("keys",))
 
-    assert WithFrame(Once()).once == ("keys",)
+    assert WithFrame(Once()).traits.once == ("keys",)
     assert WithFrame(FedAvg()).deploy(TASK, server()) == {}
 
 
@@ -285,7 +285,7 @@ class ReadsFeatures(FedAvg):
     """A method that never sees a pixel."""
 
     name: ClassVar[str] = "reads-features"
-    reads: ClassVar[Literal["pixels", "features"]] = "features"
+    traits = Traits(reads="features")
 
 
 def test_a_frame_that_does_not_fit_is_refused() -> None:

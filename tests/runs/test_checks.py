@@ -12,7 +12,7 @@ from torch import Tensor
 
 from promptfed.core import local, ops, tree
 from promptfed.core.errors import PromptFedError
-from promptfed.core.method import Method, Task
+from promptfed.core.method import Method, Task, Traits
 from promptfed.core.protocols import Batch, Data, Rng
 from promptfed.core.tree import Tree
 from promptfed.runs.checks import CLASSES, PROMISES, SIZES, BrokenPromiseError, check_method, toy_dataset, toy_loop
@@ -34,7 +34,7 @@ class Sound(Method):
         return tree.pick(task.backbone.init(rng), ["head.weight", "head.bias"])
 
     def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
-        tuned = local.sgd(self.loss, task, down, down | personal, data.batches(size=8), lr=self.lr)
+        tuned = local.sgd(self.loss, task, data.batches(size=8), start=down, params=down | personal, lr=self.lr)
         return tree.pick(tuned, down), tree.pick(tuned, personal)
 
     def deploy(self, task: Task, server: Tree) -> Tree:
@@ -242,21 +242,21 @@ class Idle(Sound):
 class Restless(Sound):
     """Claims to learn nothing, and learns."""
 
-    learns: ClassVar[bool] = False
+    traits = Traits(learns=False)
 
 
 @dataclass(frozen=True)
 class Resends(Sound):
     """Changes what it says it sends only once."""
 
-    once: ClassVar[tuple[str, ...]] = ("norm.bias",)
+    traits = Traits(once=("norm.bias",))
 
 
 @dataclass(frozen=True)
 class Forgets(Sound):
     """Never sends what it says it sends once."""
 
-    once: ClassVar[tuple[str, ...]] = ("keys",)
+    traits = Traits(once=("keys",))
 
 
 BROKEN: list[tuple[Method, str, str]] = [

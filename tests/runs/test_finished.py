@@ -2,7 +2,7 @@
 
 import json
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,7 +186,17 @@ class Plain(Method):
 @dataclass(frozen=True)
 class Word(Method):
     name: ClassVar[str] = "word"
-    inverts: ClassVar[bool] = True
+    shared: bool = True
+
+    def spoken(
+        self,
+        task: Task,
+        params: Tree,
+        chosen: Tensor,
+        visual: Tensor | None = None,
+        templates: Sequence[str] | None = None,
+    ) -> Tensor:
+        return params["word"]
 
 
 def words_of(method: Method) -> Words:

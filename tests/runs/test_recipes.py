@@ -141,7 +141,9 @@ def test_one_figure_stands_in_several_tables() -> None:
 @pytest.mark.parametrize("name", [name for name in TABLES if name not in RELIC])  # a FID is not for choosing by
 def test_every_row_has_the_same_budget_for_tuning(name: str) -> None:
     known = registry.methods()
-    rows = [row for row in find_table(name).rows if known[row.recipe["method"]["name"].removesuffix("+pt")].learns]
+    rows = [
+        row for row in find_table(name).rows if known[row.recipe["method"]["name"].removesuffix("+pt")]().traits.learns
+    ]
     grids = {tuple(map(len, row.tune.values())) for row in rows}
     assert grids == {(4,)}
 
@@ -331,7 +333,7 @@ def test_figure_2_is_one_training_read_in_many_ways(name: str) -> None:
 
 
 def _untested(method: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in method.items() if key not in FedAPT.testing}
+    return {key: value for key, value in method.items() if key not in FedAPT().traits.testing}
 
 
 @pytest.mark.parametrize(("name", "domains"), [("t6-unseen", 5), ("shops-t6", 3)])

@@ -41,7 +41,7 @@ class Averaged(Method):
 
     def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
         batches = data.batches(size=8, epochs=self.epochs)
-        return tree.pick(local.sgd(self.loss, task, down, down, batches, lr=self.lr), down), personal
+        return tree.pick(local.sgd(self.loss, task, batches, start=down, params=down, lr=self.lr), down), personal
 
     def adapt(self, task: Task, down: Tree, personal: Tree, data: Data) -> Tree:
         return self.fit(task, down, personal, data)[0]

@@ -19,6 +19,7 @@ from promptfed.analysis.picture_features import Features, find_features
 from promptfed.analysis.quality import caution, fid, real_pictures, uploads
 from promptfed.core import keys, tree
 from promptfed.core.errors import PromptFedError
+from promptfed.core.extensions import LearnsWord
 from promptfed.core.files import write_json
 from promptfed.core.tree import Tree
 from promptfed.data.batches import ClientData
@@ -57,7 +58,7 @@ def audit(run: Finished, attack: Attack) -> Line:
 
 
 def _is_word(run: Finished, up: Tree) -> bool:
-    return run.loop.method.inverts and "word" in up
+    return isinstance(run.loop.method, LearnsWord) and "word" in up
 
 
 def matched(scores: Tensor) -> float:

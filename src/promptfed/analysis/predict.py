@@ -13,6 +13,7 @@ from torch import Tensor
 from promptfed.backbones.cached import Cached
 from promptfed.core import tree
 from promptfed.core.errors import PromptFedError
+from promptfed.core.extensions import LearnsWord
 from promptfed.core.method import Method, Task
 from promptfed.core.tree import Tree
 from promptfed.data.batches import ClientData, Pool
@@ -80,7 +81,7 @@ def load(source: Path, client: int | None = None, device: str = "auto") -> Model
 
 def _check_sees(folder: Path, recipe: Recipe, method: Method) -> None:
     """Refuse a run whose method knows no classes."""
-    if method.inverts:
+    if isinstance(method, LearnsWord):
         name = recipe.method["name"]
         raise PromptFedError(f"{folder} is a run of {name}, which learns a word, not classes; use promptfed generate.")
 
@@ -145,7 +146,7 @@ def probabilities(model: Model, images: Images) -> Tensor:
     method, task, backbone = model.method, model.task, model.task.backbone
     pool = Pool(_dataset(images, task.classes, model.mean, model.std), model.device)
     with torch.no_grad():
-        if method.reads == "features":
+        if method.traits.reads == "features":
             features = backbone.features({}, pool.images(torch.arange(len(images), device=model.device)))
             pool = Pool(_dataset(images, task.classes), model.device, features)
             task = Task(Cached(backbone), task.classes, task.num_clients)

@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from promptfed.core.errors import PromptFedError as PromptFedError
     from promptfed.core.method import Method as Method
     from promptfed.core.method import Task as Task
+    from promptfed.core.method import Traits as Traits
     from promptfed.core.method import dual as dual
     from promptfed.core.method import text_to_image as text_to_image
     from promptfed.core.options import Count as Count
@@ -44,6 +45,7 @@ _HOMES = {
     "Task": "method",
     "TextToImage": "protocols",
     "Tokens": "protocols",
+    "Traits": "method",
     "Tree": "tree",
     "Whole": "options",
     "dual": "method",

@@ -11,15 +11,15 @@ Client-side code (init_client, fit, loss, predict, …) speaks only of trailing 
 and a stack of simulated clients, whose tensors all have a leading C. Server-side code always sees that C.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, cast
+from typing import Any, ClassVar, Literal, cast
 
 from torch import Tensor
 
 from promptfed.core import ops, tree
 from promptfed.core.errors import PromptFedError
-from promptfed.core.protocols import Backbone, Batch, Data, Draw, DualEncoder, Rng, Sorter, TextToImage
+from promptfed.core.protocols import Backbone, Batch, Data, Draw, DualEncoder, Rng, TextToImage
 from promptfed.core.tree import Tree
 
 
@@ -31,6 +31,21 @@ class Task:
     classes: tuple[str, ...]
     num_clients: int
     captured: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)  # local's CUDA graphs
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What the engine must know of a method before it calls it; the defaults are FedAvg's."""
+
+    reads: Literal["pixels", "features"] = "pixels"  # features: those of the frozen backbone, computed once
+    views: int = 0  # features of so many augmented views beside each image's own: batch["views"] [B, V, D]
+    needs_rows: bool = False  # `aggregate` tells clients apart, so a sum of their trees is not enough
+    marks_nothing: bool = False  # a row of zeros in what is sent means "none", so it must arrive as such
+    learns: bool = True  # False: it uses a pretrained model as it is
+    adapts: bool = True  # False: with these options `adapt` changes nothing
+    once: tuple[str, ...] = ()  # names in `down` that never change: they are sent at a client's first contact only
+    keeps: tuple[str, ...] = ()  # names of the server's tree that are worth a file after every round
+    testing: tuple[str, ...] = ()  # options that matter in testing alone: training does not look at them
 
 
 def dual(task: Task) -> DualEncoder:
@@ -48,19 +63,20 @@ def text_to_image(task: Task) -> TextToImage:
 
 
 class Method:
-    """The base of every method: subclass it as a frozen dataclass of hyper-parameters. Unset parts follow FedAvg."""
+    """The base of every method: subclass it as a frozen dataclass of hyper-parameters. Unset parts follow FedAvg.
+
+    What only some methods have, such as room for newcomers or pictures to show, is in `promptfed.core.extensions`.
+    """
 
     name: ClassVar[str]
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     backbone: ClassVar[str] = "cnn"  # where a recipe names none
-    learns: ClassVar[bool] = True  # False: it uses a pretrained model as it is
-    inverts: ClassVar[bool] = False  # True: what it learns is a word of a text-to-image model; it is an Inversion
-    needs_rows: ClassVar[bool] = False  # True: `aggregate` tells clients apart, so a sum of their trees is not enough
-    marks_nothing: ClassVar[bool] = False  # True: a row of zeros in what is sent says "none", so it must arrive as such
-    reads: ClassVar[Literal["pixels", "features"]] = "pixels"  # features: those of the frozen backbone, computed once
-    views: ClassVar[int] = 0  # features of so many augmented views beside each image's own: batch["views"] [B, V, D]
-    testing: ClassVar[tuple[str, ...]] = ()  # options that matter in testing alone: training does not look at them
-    once: ClassVar[tuple[str, ...]] = ()  # names in `down` that never change: they travel at a client's first contact
+    recipe: ClassVar[Mapping[str, Mapping[str, object]]] = {}  # tables that its recipes start from
+
+    @property
+    def traits(self) -> Traits:
+        """Return what the engine must know beforehand."""
+        return Traits()
 
     # -- what is learned, and where it lives ----------------------------------------------------------------------
     def init_server(self, task: Task, rng: Rng) -> Tree:
@@ -92,15 +108,6 @@ class Method:
         """Return the next server tree from what the clients sent, `up` [C, ...] with `weights` [C]."""
         return server | tree.mean(up, weights) if up else server
 
-    # -- clients that come after the last round -------------------------------------------------------------------
-    def admit(self, task: Task, server: Tree, newcomers: Tensor, rng: Rng) -> Tree:
-        """Return the server's tree with room for `newcomers` [M], whose numbers follow those of the first clients."""
-        return server
-
-    def join(self, task: Task, server: Tree, clients: Tensor, up: Tree, weights: Tensor) -> Tree:
-        """Return the next server tree after a round of newcomers alone; what the others share stays as it is."""
-        return server
-
     # -- what is minimised, and what is used ----------------------------------------------------------------------
     def loss(self, task: Task, start: Tree, params: Tree, batch: Batch) -> Tensor:
         """Return one value per client, here the mean cross-entropy; `start` is what the client received this round."""
@@ -122,11 +129,6 @@ class Method:
         """Return the model a client deploys; `data` is its TRAINING data."""
         return down | personal
 
-    @property
-    def adapts(self) -> bool:
-        """Say whether `adapt` changes anything; if not, the received model is the one a client deploys."""
-        return type(self).adapt is not Method.adapt
-
     def deploy(self, task: Task, server: Tree) -> Tree:
         """Return the model that needs no client, or an empty tree if the method has none."""
         return server
@@ -142,45 +144,7 @@ class Method:
             "count": count,
         }
 
-    # -- what a person wants to see -------------------------------------------------------------------------------
-    def measures(self, task: Task, before: Tree, after: Tree) -> Tree:
-        """Return numbers per client worth a curve, from its personal tree before and after `fit`."""
-        return {}
 
-    def exhibits(self, task: Task, server: Tree, clients: Tensor, personal: Tree) -> Tree:
-        """Return what the report compares between `clients` [M], whose personal trees are stacked [M, ...].
-
-        Any of `prompts` [M, K, D], `descriptors` [M, D] and `attention` [M, K].
-        """
-        return {}
-
-    def sorter(self, task: Task, server: Tree) -> Sorter | None:
-        """Return how the server's model sorts test images by domain, or None if it does not."""
-        return None
-
-    def pictures(self, task: Task, personal: Tree) -> Tree:
-        """Return pictures [3, H, W] of one client's personal tree, in normalised pixel values."""
-        return {}
-
-
-class Inversion(Protocol):
-    """A method that `inverts`: its word is `word` [v, W] of the server's tree, or of every client's own."""
-
-    @property
-    def shared(self) -> bool:
-        """Say whether the server has the word; if not, every client has its own."""
-        ...
-
-    def spoken(
-        self,
-        task: Task,
-        params: Tree,
-        chosen: Tensor,
-        visual: Tensor | None = None,
-        templates: Sequence[str] | None = None,
-    ) -> Tensor:
-        """Return the word [..., B, v, W] as it is put into prompts: templates `chosen` [..., B] from `templates`.
-
-        It may depend on visual features [..., B, V]; without any, and without templates, the method has its own.
-        """
-        ...
+def adapts(method: Method) -> bool:
+    """Say whether `adapt` changes anything; if not, the received model is the one a client deploys."""
+    return type(method).adapt is not Method.adapt and method.traits.adapts

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from promptfed.core import tree
+from promptfed.core import extensions, tree
 from promptfed.core.method import Method, Task
 from promptfed.core.tree import Tree
 from promptfed.data.batches import ClientData, Shards
@@ -23,6 +23,13 @@ Tick = Callable[[int, int], None]
 """Is told how many more clients have been trained, and of how many."""
 
 
+def _silent(more: int, of: int) -> None:
+    """Report nothing."""
+
+
+QUIET: Tick = _silent
+
+
 @dataclass(frozen=True)
 class Fitted:
     """What came back from a round's clients, in their order; every tensor has a leading C."""
@@ -31,10 +38,14 @@ class Fitted:
     weights: Tensor
     measures: Tree
     tested: Tree  # sums over each client's own test images right after its training
+    images: int  # training images seen, each as often as it was
 
 
 class Fleet(Protocol):
     """What the round loop knows of the clients."""
+
+    width: int  # clients that are trained at a time
+    tick: Tick
 
     def fit(self, round: int, clients: Tensor, down: Tree, *, keep: bool = True, test: bool = True) -> Fitted:  # noqa: A002
         """Train the clients from `down` [C, ...]; their personal trees change only if `keep`."""
@@ -50,25 +61,27 @@ class OneByOne:
 
     def __init__(self, method: Method, task: Task, shards: Shards, store: Store) -> None:
         self.method, self.task, self.shards, self.store = method, task, shards, store
-        self.tick: Tick = _quiet
+        self.width, self.tick = 1, QUIET
 
     def fit(self, round: int, clients: Tensor, down: Tree, *, keep: bool = True, test: bool = True) -> Fitted:  # noqa: A002
         """Train the clients from `down` [C, ...]; their personal trees change only if `keep`."""
-        rows = []
+        rows, images = [], 0
         for number, client in enumerate(clients.tolist()):
             own, before = tree.settled(tree.row(down, number)), _to(self.store.get(client), self.shards)
             data = self.shards.data([client], round, stacked=False)
+            seen = self.shards.pool.seen
             up, after = self.method.fit(self.task, own, before, data)
+            images += self.shards.pool.seen - seen
             tested = {}
             if test:
                 params = self.method.trained(self.task, own, after, up)
                 tested = _test(self.method, self.task, params, self.shards.data([client], round, "test", stacked=False))
-            rows.append((up, self.method.measures(self.task, before, after), tested))
+            rows.append((up, extensions.measures(self.method, self.task, before, after), tested))
             if keep:
                 self.store.put(client, after)
             self.tick(1, len(clients))
         up, measures, tested = (tree.stack(part) for part in zip(*rows, strict=True))
-        return Fitted(up, self.method.weight(self.shards.facts(clients.tolist())), measures, tested)
+        return Fitted(up, self.method.weight(self.shards.facts(clients.tolist())), measures, tested, images)
 
     def evaluate(self, round: int, clients: Tensor, download: Download, *, adapt: bool) -> Tree:  # noqa: A002
         """Return sums [C] of every client's model over its own test images."""
@@ -90,27 +103,29 @@ class Stacked:
 
     def __init__(self, method: Method, task: Task, shards: Shards, store: Store, width: int) -> None:
         self.method, self.task, self.shards, self.store, self.width = method, task, shards, store, width
-        self.tick: Tick = _quiet
+        self.tick = QUIET
 
     def fit(self, round: int, clients: Tensor, down: Tree, *, keep: bool = True, test: bool = True) -> Fitted:  # noqa: A002
         """Train the clients from `down` [C, ...]; their personal trees change only if `keep`."""
-        groups = []
+        groups, images = [], 0
         for first in range(0, len(clients), self.width):
             places = slice(first, first + self.width)
             members = clients[places].tolist()
             own, before = tree.rows(down, places), self._personal(members)
+            seen = self.shards.pool.seen
             up, after = self.method.fit(self.task, own, before, self._data(members, round))
+            images += self.shards.pool.seen - seen
             tested = {}
             if test:
                 params = self.method.trained(self.task, own, after, up)
                 tested = _test(self.method, self.task, params, self._data(members, round, "test"))
-            groups.append((up, self.method.measures(self.task, before, after), tested))
+            groups.append((up, extensions.measures(self.method, self.task, before, after), tested))
             if keep and after:
                 for number, client in enumerate(members):
                     self.store.put(client, tree.map(torch.clone, tree.row(after, number)))
             self.tick(len(members), len(clients))
         up, measures, tested = (tree.cat(part) for part in zip(*groups, strict=True))
-        return Fitted(up, self.method.weight(self.shards.facts(clients.tolist())), measures, tested)
+        return Fitted(up, self.method.weight(self.shards.facts(clients.tolist())), measures, tested, images)
 
     def evaluate(self, round: int, clients: Tensor, download: Download, *, adapt: bool) -> Tree:  # noqa: A002
         """Return sums [C] of every client's model over its own test images."""
@@ -134,10 +149,6 @@ class Stacked:
 
     def _data(self, members: Sequence[int], round: int, split: str = "train") -> ClientData:  # noqa: A002
         return self.shards.data(members, round, split, stacked=True)
-
-
-def _quiet(more: int, of: int) -> None:
-    """Tell nobody."""
 
 
 def _to(value: Tree, shards: Shards) -> Tree:

@@ -12,9 +12,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from promptfed.core import keys, tree
+from promptfed.core import extensions, keys, tree
 from promptfed.core.errors import PromptFedError
-from promptfed.core.method import Method, Task
+from promptfed.core.method import Method, Task, adapts
 from promptfed.core.protocols import Rng
 from promptfed.core.tree import Tree
 from promptfed.data.batches import Shards
@@ -128,7 +128,7 @@ class Loop:
         while self.finished < self.settings.total:
             server, line = self.round(self.finished)
             with uninterrupted():
-                self._keep_word(server, self.finished + 1)
+                self._keep(server, self.finished + 1)
                 self.record.append(line)  # first: if the disk is full, the round has not happened
                 self._sealing = True
                 self.store.seal()  # it may write, and fail half-way: what is left then is no round's state
@@ -142,15 +142,16 @@ class Loop:
                 # large models take long to write: no more than a twentieth of the time goes into it
                 next_save = done + max(self.settings.checkpoint_seconds, SAVING * (done - began))
 
-    def _keep_word(self, server: Tree, finished: int) -> None:
-        """Keep the word of every round: it is small, and people want to see it grow."""
-        if self.method.inverts and "word" in server:
-            self.record.words.mkdir(exist_ok=True)
-            write_tree(self.record.words / names.word_file(finished), {"word": server["word"]})
+    def _keep(self, server: Tree, finished: int) -> None:
+        """Write what the method keeps of every round: it is small, and people want to see it grow."""
+        for name in self.method.traits.keeps:
+            path = self.record.kept(name, finished)
+            path.parent.mkdir(exist_ok=True)
+            write_tree(path, {name: server[name]})
 
     def round(self, t: int) -> tuple[Tree, Line]:
         """Run round `t`; return the next server tree and the round's line of the record."""
-        began, seen = time.monotonic(), self.shards.pool.seen
+        began = time.monotonic()
         clients, server, conclude = self._next(t)
         last = t + 1 in (self.settings.rounds, self.settings.total)
         evaluated = last or (t + 1) % self.settings.every == 0
@@ -174,7 +175,7 @@ class Loop:
             | ({"epsilon": max(privacy["epsilon"])} if privacy else {}),
             **({"privacy": privacy} if privacy else {}),
             "traffic": self._traffic(down, fitted.up, clients),
-            "images": self.shards.pool.seen - seen,
+            "images": fitted.images,
             "seconds": round(time.monotonic() - began, 4),
         }
 
@@ -187,9 +188,10 @@ class Loop:
         newcomers, server = self.everyone[len(self.founders) :], self.server
         if t == settings.rounds:
             server = tree.to(
-                self.method.admit(self.task, server, newcomers, rng_for(settings.seed, "admit")), self.device
+                extensions.admit(self.method, self.task, server, newcomers, rng_for(settings.seed, "admit")),
+                self.device,
             )
-        return newcomers, server, self.method.join
+        return newcomers, server, partial(extensions.join, self.method)
 
     def _present(self, t: int) -> Tensor:
         """Return the clients there are in round `t`."""
@@ -223,7 +225,7 @@ class Loop:
 
     def adapted(self) -> Score | None:
         """Return the score of the models the clients deploy, if the method adapts what a client received."""
-        if not self.method.adapts:
+        if not adapts(self.method):
             return None
         sums = self._evaluate(self.server, self.settings.total, adapt=True)
         return score(sums["correct"].tolist(), sums["count"].tolist())
@@ -245,16 +247,15 @@ class Loop:
 
         What a method sends `once` is in the bytes of a client's first round only.
         """
-        count, often = len(clients), tree.drop(down, self.method.once)
-        seen = {client for line in self.record.rounds for client in line["clients"]} if self.method.once else set()
+        once = self.method.traits.once
+        count, often = len(clients), tree.drop(down, once)
+        seen = {client for line in self.record.rounds for client in line["clients"]} if once else set()
         first = sum(client not in seen for client in clients.tolist())
         more_down, more_up = self.guards.traffic(up, count)
         return {
             "down_floats": tree.floats(often) // count,
             "up_floats": tree.floats(up) // count,
-            "down_bytes": tree.nbytes(often)
-            + tree.nbytes(tree.pick(down, self.method.once)) // count * first
-            + more_down,
+            "down_bytes": tree.nbytes(often) + tree.nbytes(tree.pick(down, once)) // count * first + more_down,
             "up_bytes": tree.nbytes(up) + more_up,
         }
 

@@ -5,7 +5,7 @@ Symbol -> name: W, b -> adapter.weight, adapter.bias.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from promptfed.core import (
     Positive,
     Rng,
     Task,
+    Traits,
     Tree,
     Whole,
     dual,
@@ -35,7 +36,7 @@ class CLIPFC(Method):
 
     name: ClassVar[str] = "clip-fc"
     backbone: ClassVar[str] = "clip"
-    reads: ClassVar[Literal["pixels", "features"]] = "features"
+    traits = Traits(reads="features")
     presets: ClassVar = {"office": {"lr": 0.001, "batch": 32}, "domainnet": {"lr": 0.01, "batch": 256}}
 
     lr: Positive = 0.01
@@ -55,7 +56,7 @@ class CLIPFC(Method):
         """Move W and b by SGD and send them."""
         batches = data.batches(size=self.batch, epochs=self.epochs)
         rates = local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
-        return tree.pick(local.sgd(self.loss, task, down, down, batches, **rates), down), personal
+        return tree.pick(local.sgd(self.loss, task, batches, start=down, params=down, **rates), down), personal
 
     def weight(self, facts: Tree) -> Tensor:
         """Let every client count once."""

@@ -4,11 +4,11 @@ What the pretrained model knows by itself: every tuning has to beat it.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from torch import Tensor
 
-from promptfed.core import Batch, Data, Method, Task, Tree, dual
+from promptfed.core import Batch, Data, Method, Task, Traits, Tree, dual
 from promptfed.core.prompts.text import match
 
 
@@ -18,8 +18,7 @@ class CLIPZS(Method):
 
     name: ClassVar[str] = "clip-zs"
     backbone: ClassVar[str] = "clip"
-    reads: ClassVar[Literal["pixels", "features"]] = "features"
-    learns: ClassVar[bool] = False
+    traits = Traits(reads="features", learns=False)
 
     # -- one round, in the order it happens -------------------------------------
     def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:

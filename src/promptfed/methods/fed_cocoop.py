@@ -6,7 +6,7 @@ Paper symbol -> name: v_m -> context, h_θ -> meta1.*, meta2.*, π -> what it ad
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -21,6 +21,7 @@ from promptfed.core import (
     Positive,
     Rng,
     Task,
+    Traits,
     Tree,
     Whole,
     dual,
@@ -39,7 +40,7 @@ class FedCoCoOp(Method):
 
     name: ClassVar[str] = "fed-cocoop"
     backbone: ClassVar[str] = "clip"
-    reads: ClassVar[Literal["pixels", "features"]] = "features"
+    traits = Traits(reads="features")
 
     tokens: Count = 16
     lr: Positive = 0.002
@@ -61,7 +62,7 @@ class FedCoCoOp(Method):
         """Move v and h_θ by SGD and send them."""
         batches = data.batches(size=self.batch, epochs=self.epochs)
         rates = local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
-        return tree.pick(local.sgd(self.loss, task, down, down, batches, **rates), down), personal
+        return tree.pick(local.sgd(self.loss, task, batches, start=down, params=down, **rates), down), personal
 
     def weight(self, facts: Tree) -> Tensor:
         """Let every client count once."""

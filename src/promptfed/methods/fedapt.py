@@ -15,11 +15,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from promptfed.core import Batch, Data, Draw, Method, Rng, Sorter, Task, Tree, dual, local, ops, tree
+from promptfed.core import Batch, Data, Draw, Method, Rng, Sorter, Task, Traits, Tree, dual, local, ops, tree
 from promptfed.core.options import Count, NonNegative, Positive, Range, Share, Whole
 from promptfed.core.prompts.text import init_context, init_map, match, match_each
 from promptfed.methods import _unlabelled as unlabelled
 from promptfed.methods._unlabelled import Intra, Mode
+
+TESTING = ("tau", "domain_logit_norm", "inference", "renorm", "test_key", "fixed_key")
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,6 @@ class FedAPT(Method):
 
     name: ClassVar[str] = "fedapt"
     backbone: ClassVar[str] = "clip"
-    reads: ClassVar[Literal["pixels", "features"]] = "features"
-    once: ClassVar[tuple[str, ...]] = ("keys",)
-    testing: ClassVar[tuple[str, ...]] = ("tau", "domain_logit_norm", "inference", "renorm", "test_key", "fixed_key")
     presets: ClassVar = {
         "office": {"domains": 4, "lr": 0.001, "batch": 32},
         "domainnet": {"domains": 6, "lr": 0.01, "batch": 256},
@@ -59,9 +58,14 @@ class FedAPT(Method):
     intra: Intra = "kl"
 
     @property
-    def views(self) -> int:  # type: ignore[override]
-        """Return how many augmented views of each image are wanted."""
-        return unlabelled.VIEWS if self.mode == "unsupervised" else 0
+    def traits(self) -> Traits:
+        """Ask for features and, without labels, for augmented views; the keys never change."""
+        return Traits(
+            reads="features",
+            views=unlabelled.VIEWS if self.mode == "unsupervised" else 0,
+            once=("keys",),
+            testing=TESTING,
+        )
 
     # -- what is learned, and where it lives ------------------------------------
     def init_server(self, task: Task, rng: Rng) -> Tree:
@@ -91,15 +95,17 @@ class FedAPT(Method):
         """Move p and φ by SGD, the keys frozen; send p and φ."""
         batches = data.batches(size=self.batch, epochs=self.epochs)
         rates = local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
-        learned, keys = tree.drop(down, self.once), tree.pick(down, self.once)
+        learned, keys = tree.drop(down, self.traits.once), tree.pick(down, self.traits.once)
         if self.mode == "supervised" or data.round < self.stage1:
             objective = self.loss if self.mode == "supervised" else self.self_training
-            tuned = local.sgd(objective, task, down, learned, batches, hold=keys, **rates)
+            tuned = local.sgd(objective, task, batches, start=down, params=learned, hold=keys, **rates)
             return tree.pick(tuned, learned), personal
         with torch.no_grad():
             answer = partial(match, text=self._text(task, down, data.facts["domain"]), scale=dual(task).scale)
         banks = unlabelled.filled(personal["bank.scores"], data, self.batch, answer)
-        tuned = local.sgd(self.comparison, task, down, learned, batches, hold=keys | banks, carry=personal, **rates)
+        tuned = local.sgd(
+            self.comparison, task, batches, start=down, params=learned, hold=keys | banks, carry=personal, **rates
+        )
         return tree.pick(tuned, learned), tree.pick(tuned, personal)
 
     def weight(self, facts: Tree) -> Tensor:

@@ -7,7 +7,7 @@ Paper symbol -> name: w -> server, E -> epochs, B -> batch, η -> lr, n_k -> fac
 from dataclasses import dataclass
 from typing import ClassVar
 
-from promptfed.core import Count, Data, Method, NonNegative, Positive, Rng, Task, Tree, Whole, local, tree
+from promptfed.core import Count, Data, Method, NonNegative, Positive, Rng, Task, Traits, Tree, Whole, local, tree
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,6 @@ class FedAvg(Method):
     """Average the clients' models, weighted by how many images each has."""
 
     name: ClassVar[str] = "fedavg"
-    testing: ClassVar[tuple[str, ...]] = ("tune_epochs",)
 
     lr: Positive = 0.005
     epochs: Whole = 5
@@ -25,6 +24,11 @@ class FedAvg(Method):
     clip: NonNegative = 0.0  # of a client's gradient; 0: none
     drop_last: bool = False
     tune_epochs: Whole = 0  # of the final model on each client's own images, before the test
+
+    @property
+    def traits(self) -> Traits:
+        """Say that there may be no fine-tuning."""
+        return Traits(adapts=self.tune_epochs > 0, testing=("tune_epochs",))
 
     # -- what is learned, and where it lives ------------------------------------
     def init_server(self, task: Task, rng: Rng) -> Tree:
@@ -36,17 +40,12 @@ class FedAvg(Method):
         """ClientUpdate: w ← w − η ∇ℓ(w; b) for every batch b of E epochs."""
         batches = data.batches(size=self.batch, epochs=self.epochs, drop_last=self.drop_last)
         rates = local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, clip=self.clip)
-        tuned = local.sgd(self.loss, task, down, down, batches, **rates)
+        tuned = local.sgd(self.loss, task, batches, start=down, params=down, **rates)
         return tree.pick(tuned, down), personal
 
     # -- what a client deploys --------------------------------------------------
-    @property
-    def adapts(self) -> bool:
-        """Say whether there is any fine-tuning."""
-        return self.tune_epochs > 0
-
     def adapt(self, task: Task, down: Tree, personal: Tree, data: Data) -> Tree:
         """Return w after `tune_epochs` more epochs on TRAINING images of the client."""
         batches = data.batches("tune", size=self.batch, epochs=self.tune_epochs, drop_last=self.drop_last)
         rates = local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, clip=self.clip)
-        return down | tree.pick(local.sgd(self.loss, task, down, down, batches, **rates), down)
+        return down | tree.pick(local.sgd(self.loss, task, batches, start=down, params=down, **rates), down)

@@ -50,4 +50,4 @@ class FedBABU(Method):
     def _train(self, task: Task, down: Tree, batches: Batches, part: Tree) -> Tree:
         """Return one part of the model after SGD, the rest held."""
         rates = local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, clip=self.clip)
-        return tree.pick(local.sgd(self.loss, task, down, part, batches, hold=down, **rates), part)
+        return tree.pick(local.sgd(self.loss, task, batches, start=down, params=part, hold=down, **rates), part)

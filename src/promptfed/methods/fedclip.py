@@ -24,6 +24,7 @@ from promptfed.core import (
     Rng,
     Share,
     Task,
+    Traits,
     Tree,
     Whole,
     dual,
@@ -44,7 +45,6 @@ class FedCLIP(Method):
 
     name: ClassVar[str] = "fedclip"
     backbone: ClassVar[str] = "clip"
-    reads: ClassVar[Literal["pixels", "features"]] = "features"
     presets: ClassVar = {
         "official": {"against": "batch"},
         "fedapt": {"adapter": "sigmoid", "optimiser": "sgd", "lr": 0.01, "weight_decay": 1e-5, "batch": 256},
@@ -66,9 +66,9 @@ class FedCLIP(Method):
     dispersion: NonNegative = 0.5
 
     @property
-    def views(self) -> int:  # type: ignore[override]
-        """Return how many augmented views of each image are wanted."""
-        return unlabelled.VIEWS if self.mode == "unsupervised" else 0
+    def traits(self) -> Traits:
+        """Ask for features and, without labels, for augmented views."""
+        return Traits(reads="features", views=unlabelled.VIEWS if self.mode == "unsupervised" else 0)
 
     # -- what is learned, and where it lives ------------------------------------
     def init_server(self, task: Task, rng: Rng) -> Tree:
@@ -102,13 +102,13 @@ class FedCLIP(Method):
     ) -> Tree:
         if self.optimiser == "sgd":
             rates = local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
-            return local.sgd(objective, task, down, down, batches, hold=hold, carry=carry, **rates)
+            return local.sgd(objective, task, batches, start=down, params=down, hold=hold, carry=carry, **rates)
         return local.adam(
             objective,
             task,
-            down,
-            down,
             batches,
+            start=down,
+            params=down,
             lr=self.lr,
             betas=MOMENTS,
             eps=EPS,

@@ -10,7 +10,21 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from promptfed.core import Batch, Count, Data, Method, NonNegative, Positive, Rng, Task, Tree, Whole, local, tree
+from promptfed.core import (
+    Batch,
+    Count,
+    Data,
+    Method,
+    NonNegative,
+    Positive,
+    Rng,
+    Task,
+    Traits,
+    Tree,
+    Whole,
+    local,
+    tree,
+)
 
 
 @dataclass(frozen=True)
@@ -21,7 +35,7 @@ class FedMTL(Method):
     """
 
     name: ClassVar[str] = "fedmtl"
-    needs_rows: ClassVar[bool] = True
+    traits = Traits(needs_rows=True)
 
     strength: NonNegative = 0.01
     relation: Literal["learned", "mean"] = "learned"
@@ -58,7 +72,7 @@ class FedMTL(Method):
         batches = data.batches(size=self.batch, epochs=self.epochs, drop_last=self.drop_last)
         rates = local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, clip=self.clip)
         objective = self.loss if self.compat == "pfllib" else self.related
-        return tree.pick(local.sgd(objective, task, down, row, batches, **rates), row), personal
+        return tree.pick(local.sgd(objective, task, batches, start=down, params=row, **rates), row), personal
 
     def aggregate(self, task: Task, server: Tree, clients: Tensor, up: Tree, weights: Tensor) -> Tree:
         """Put the rows in their places, then Ω for these rows."""

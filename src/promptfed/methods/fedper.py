@@ -38,7 +38,7 @@ class FedPer(Method):
         """Algorithm 1, ClientUpdate: (W_B, W_P) ← (W_B, W_P) − η ∇ℓ; send W_B, keep W_P."""
         batches = data.batches(size=self.batch, epochs=self.epochs, drop_last=self.drop_last)
         rates = local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, clip=self.clip)
-        tuned = local.sgd(self.loss, task, down, down | personal, batches, **rates)
+        tuned = local.sgd(self.loss, task, batches, start=down, params=down | personal, **rates)
         return tree.pick(tuned, down), tree.pick(tuned, personal)
 
     # -- what is minimised, and what is used ------------------------------------

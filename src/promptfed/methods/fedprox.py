@@ -9,7 +9,21 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from promptfed.core import Batch, Count, Data, Method, NonNegative, Positive, Rng, Task, Tree, Whole, local, tree
+from promptfed.core import (
+    Batch,
+    Count,
+    Data,
+    Method,
+    NonNegative,
+    Positive,
+    Rng,
+    Task,
+    Traits,
+    Tree,
+    Whole,
+    local,
+    tree,
+)
 
 
 @dataclass(frozen=True)
@@ -17,7 +31,6 @@ class FedProx(Method):
     """Average models that a proximal term holds near the one they started from."""
 
     name: ClassVar[str] = "fedprox"
-    testing: ClassVar[tuple[str, ...]] = ("tune_epochs",)
 
     mu: NonNegative = 1e-4
     lr: Positive = 0.005
@@ -29,6 +42,11 @@ class FedProx(Method):
     drop_last: bool = False
     tune_epochs: Whole = 0  # of the final model on each client's own images, before the test
 
+    @property
+    def traits(self) -> Traits:
+        """Say that there may be no fine-tuning."""
+        return Traits(adapts=self.tune_epochs > 0, testing=("tune_epochs",))
+
     # -- what is learned, and where it lives ------------------------------------
     def init_server(self, task: Task, rng: Rng) -> Tree:
         """Return w⁰, the whole model."""
@@ -38,7 +56,7 @@ class FedProx(Method):
     def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
         """Algorithm 2, line 5: w ← w − η ∇h_k(w; w^t) for every batch of E epochs."""
         batches = data.batches(size=self.batch, epochs=self.epochs, drop_last=self.drop_last)
-        tuned = local.sgd(self.proximal, task, down, down, batches, **self._rates())
+        tuned = local.sgd(self.proximal, task, batches, start=down, params=down, **self._rates())
         return tree.pick(tuned, down), personal
 
     # -- what is minimised, and what is used ------------------------------------
@@ -49,15 +67,10 @@ class FedProx(Method):
             value = value + self.mu / 2 * (params[name] - received).square().flatten(value.dim()).sum(-1)
         return value
 
-    @property
-    def adapts(self) -> bool:
-        """Say whether there is any fine-tuning."""
-        return self.tune_epochs > 0
-
     def adapt(self, task: Task, down: Tree, personal: Tree, data: Data) -> Tree:
         """Return w after `tune_epochs` epochs of the plain loss on TRAINING images of the client."""
         batches = data.batches("tune", size=self.batch, epochs=self.tune_epochs, drop_last=self.drop_last)
-        return down | tree.pick(local.sgd(self.loss, task, down, down, batches, **self._rates()), down)
+        return down | tree.pick(local.sgd(self.loss, task, batches, start=down, params=down, **self._rates()), down)
 
     def _rates(self) -> local.Rates:
         return local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, clip=self.clip)

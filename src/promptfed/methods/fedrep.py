@@ -43,11 +43,11 @@ class FedRep(Method):
         # h_i ← h_i − α ∇_h f_i(h_i, φ)
         batches = data.batches("head", size=self.batch, epochs=self.head_epochs, drop_last=self.drop_last)
         rates = local.Rates(lr=self.head_lr, momentum=self.momentum, weight_decay=self.weight_decay, clip=self.clip)
-        head = tree.pick(local.sgd(self.loss, task, down, personal, batches, hold=down, **rates), personal)
+        head = tree.pick(local.sgd(self.loss, task, batches, start=down, params=personal, hold=down, **rates), personal)
         # φ ← φ − α ∇_φ f_i(h_i, φ)
         batches = data.batches("body", size=self.batch, epochs=self.epochs, drop_last=self.drop_last)
         rates = local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, clip=self.clip)
-        body = tree.pick(local.sgd(self.loss, task, down, down, batches, hold=head, **rates), down)
+        body = tree.pick(local.sgd(self.loss, task, batches, start=down, params=down, hold=head, **rates), down)
         return body, head
 
     # -- what is minimised, and what is used ------------------------------------

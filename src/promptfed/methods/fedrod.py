@@ -41,7 +41,7 @@ class FedRoD(Method):
         """Move θ, ψ and φ_m in the same steps; send θ and ψ, keep φ_m."""
         batches = data.batches(size=self.batch, epochs=self.epochs)
         rates = local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, clip=self.clip)
-        tuned = local.sgd(self.loss, task, down, down | personal, batches, **rates)
+        tuned = local.sgd(self.loss, task, batches, start=down, params=down | personal, **rates)
         return tree.pick(tuned, down), tree.pick(tuned, personal)
 
     # -- what is minimised, and what is used ------------------------------------

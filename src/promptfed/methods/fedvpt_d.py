@@ -47,7 +47,7 @@ class FedVPTDeep(Method):
         """Move all P_i and H_n together by SGD, momentum from zero; send the prompts, keep H_n."""
         batches = data.batches(size=self.batch, epochs=self.epochs)
         rates = local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
-        tuned = local.sgd(self.loss, task, down, down | personal, batches, **rates)
+        tuned = local.sgd(self.loss, task, batches, start=down, params=down | personal, **rates)
         return tree.pick(tuned, down), tree.pick(tuned, personal)
 
     # -- what is minimised, and what is used ------------------------------------

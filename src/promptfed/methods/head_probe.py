@@ -6,9 +6,9 @@ Symbol -> name: H_n -> head.*, γ -> lr.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from promptfed.core import Count, Data, Method, NonNegative, Positive, Rng, Task, Tree, Whole, local, tree
+from promptfed.core import Count, Data, Method, NonNegative, Positive, Rng, Task, Traits, Tree, Whole, local, tree
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class HeadProbe(Method):
 
     name: ClassVar[str] = "head-probe"
     backbone: ClassVar[str] = "vit"
-    reads: ClassVar[Literal["pixels", "features"]] = "features"
+    traits = Traits(reads="features")
 
     lr: Positive = 0.25
     epochs: Whole = 5
@@ -35,4 +35,4 @@ class HeadProbe(Method):
         """Train H_n on; send nothing."""
         batches = data.batches(size=self.batch, epochs=self.epochs)
         rates = local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
-        return {}, tree.pick(local.sgd(self.loss, task, down, personal, batches, **rates), personal)
+        return {}, tree.pick(local.sgd(self.loss, task, batches, start=down, params=personal, **rates), personal)

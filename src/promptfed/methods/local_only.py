@@ -33,4 +33,4 @@ class Local(Method):
         """Train on; send nothing."""
         batches = data.batches(size=self.batch, epochs=self.epochs, drop_last=self.drop_last)
         rates = local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, clip=self.clip)
-        return {}, tree.pick(local.sgd(self.loss, task, down, personal, batches, **rates), personal)
+        return {}, tree.pick(local.sgd(self.loss, task, batches, start=down, params=personal, **rates), personal)

@@ -12,7 +12,22 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from promptfed.core import Batch, Count, Data, Method, NonNegative, Positive, Rng, Task, Tree, Whole, local, ops, tree
+from promptfed.core import (
+    Batch,
+    Count,
+    Data,
+    Method,
+    NonNegative,
+    Positive,
+    Rng,
+    Task,
+    Traits,
+    Tree,
+    Whole,
+    local,
+    ops,
+    tree,
+)
 
 
 @dataclass(frozen=True)
@@ -20,7 +35,6 @@ class Moon(Method):
     """Average models whose features contrast the received model with the client's last one."""
 
     name: ClassVar[str] = "moon"
-    testing: ClassVar[tuple[str, ...]] = ("tune_epochs",)
 
     mu: NonNegative = 1.0
     temperature: Positive = 1.0
@@ -32,6 +46,11 @@ class Moon(Method):
     clip: NonNegative = 0.0  # of a client's gradient; 0: none
     drop_last: bool = False
     tune_epochs: Whole = 0  # of the final model on each client's own images, before the test
+
+    @property
+    def traits(self) -> Traits:
+        """Say that there may be no fine-tuning."""
+        return Traits(adapts=self.tune_epochs > 0, testing=("tune_epochs",))
 
     # -- what is learned, and where it lives ------------------------------------
     def init_server(self, task: Task, rng: Rng) -> Tree:
@@ -52,7 +71,10 @@ class Moon(Method):
             for name, value in tree.drop(personal, ["trained"]).items()
         }
         batches = data.batches(size=self.batch, epochs=self.epochs, drop_last=self.drop_last)
-        up = tree.pick(local.sgd(self.contrastive, task, down, down, batches, hold=last, **self._rates()), down)
+        up = tree.pick(
+            local.sgd(self.contrastive, task, batches, start=down, params=down, hold=last, **self._rates()),
+            down,
+        )
         return up, {name: up[name.removeprefix("last.")] for name in last} | {"trained": torch.ones_like(trained)}
 
     # -- what is minimised, and what is used ------------------------------------
@@ -70,15 +92,10 @@ class Moon(Method):
         logits = ops.linear(here, params["head.weight"], params["head.bias"])
         return ops.cross_entropy(logits, batch["y"], batch["mask"]) + self.mu * contrast
 
-    @property
-    def adapts(self) -> bool:
-        """Say whether there is any fine-tuning."""
-        return self.tune_epochs > 0
-
     def adapt(self, task: Task, down: Tree, personal: Tree, data: Data) -> Tree:
         """Return w after `tune_epochs` epochs of the plain loss on TRAINING images of the client."""
         batches = data.batches("tune", size=self.batch, epochs=self.tune_epochs, drop_last=self.drop_last)
-        return down | tree.pick(local.sgd(self.loss, task, down, down, batches, **self._rates()), down)
+        return down | tree.pick(local.sgd(self.loss, task, batches, start=down, params=down, **self._rates()), down)
 
     def _rates(self) -> local.Rates:
         return local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, clip=self.clip)

@@ -41,7 +41,7 @@ class PerFedAvg(Method):
         """Algorithm 1: w ← w − β ∇F(w) for every double batch, where F(w) = f(w − α ∇f(w; D); D')."""
         batches = data.batches(size=2 * self.batch, epochs=self.epochs, drop_last=self.drop_last)
         rates = local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, clip=self.clip)
-        tuned = local.sgd(self.meta, task, down, down, batches, **rates)
+        tuned = local.sgd(self.meta, task, batches, start=down, params=down, **rates)
         return tree.pick(tuned, down), personal
 
     # -- what is minimised, and what is used ------------------------------------
@@ -62,7 +62,7 @@ class PerFedAvg(Method):
     def adapt(self, task: Task, down: Tree, personal: Tree, data: Data) -> Tree:
         """Return w after `adapt_steps` steps at rate α on TRAINING images of the client."""
         batches = data.batches("adapt", size=self.batch, steps=self.adapt_steps, drop_last=self.drop_last)
-        return local.sgd(self.loss, task, down, down, batches, lr=self.alpha, clip=self.clip)
+        return local.sgd(self.loss, task, batches, start=down, params=down, lr=self.alpha, clip=self.clip)
 
 
 def _half(task: Task, batch: Batch, number: int) -> Batch:

@@ -13,7 +13,22 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from promptfed.core import Batch, Count, Data, Method, NonNegative, Positive, Rng, Task, Tree, Whole, local, ops, tree
+from promptfed.core import (
+    Batch,
+    Count,
+    Data,
+    Method,
+    NonNegative,
+    Positive,
+    Rng,
+    Task,
+    Traits,
+    Tree,
+    Whole,
+    local,
+    ops,
+    tree,
+)
 from promptfed.core.prompts.tokens import init_prompt
 
 HIDDEN = 100  # of the MLP generator, which is pFedHN's hypernetwork: three hidden layers
@@ -26,8 +41,7 @@ class PFedPG(Method):
 
     name: ClassVar[str] = "pfedpg"
     backbone: ClassVar[str] = "vit"
-    needs_rows: ClassVar[bool] = True
-    testing: ClassVar[tuple[str, ...]] = ("test_prompt",)
+    traits = Traits(needs_rows=True, testing=("test_prompt",))
     presets: ClassVar = {
         "paper": {"optimiser": "sgd", "server_lr": 1e-3},  # as printed; the generator hardly moves in 100 rounds
         "tuned": {"optimiser": "adam", "server_lr": 1e-3},
@@ -90,7 +104,7 @@ class PFedPG(Method):
         """Eq. 2: tune P_n and H_n on local data; report ΔP_n = P̃_n − P_n, keep H_n."""
         batches = data.batches(size=self.batch, epochs=self.epochs)
         rates = local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
-        tuned = local.sgd(self.loss, task, down, tree.pick(down, ("prompt",)) | personal, batches, **rates)
+        tuned = local.sgd(self.loss, task, batches, start=down, params=tree.pick(down, ("prompt",)) | personal, **rates)
         return {"delta": tuned["prompt"] - down["prompt"]}, tree.pick(tuned, personal)
 
     def aggregate(self, task: Task, server: Tree, clients: Tensor, up: Tree, weights: Tensor) -> Tree:

@@ -88,10 +88,12 @@ class PFedPT(Method):
         # Eq. 5, lines 10-12: δ_i ← δ_i − η_g ∇_δ ℓ(w; x + δ_i, y)
         batches = data.batches("prompt", size=self.batch, epochs=self.prompt_epochs, drop_last=self.drop_last)
         rates = local.Rates(lr=self.prompt_lr, momentum=self.prompt_momentum)
-        tuned = local.sgd(self.loss, task, down, prompt, batches, hold=down | personal, **rates)
+        tuned = local.sgd(self.loss, task, batches, start=down, params=prompt, hold=down | personal, **rates)
         # Eq. 6, lines 13-15: w ← w − η_b ∇_w ℓ(w; x + δ_i, y)
         batches = data.batches("backbone", size=self.batch, epochs=self.epochs, drop_last=self.drop_last)
-        trained = local.sgd(self.loss, task, down, down, batches, hold=tree.pick(tuned, prompt), lr=self.lr)
+        trained = local.sgd(
+            self.loss, task, batches, start=down, params=down, hold=tree.pick(tuned, prompt), lr=self.lr
+        )
         return tree.pick(trained, down), tree.pick(tuned, personal)
 
     def _fit_jointly(self, task: Task, down: Tree, personal: Tree, prompt: Tree, data: Data) -> tuple[Tree, Tree]:
@@ -99,7 +101,9 @@ class PFedPT(Method):
         batches = data.batches("joint", size=self.batch, epochs=self.epochs, drop_last=self.drop_last)
         lr = {name: self.prompt_lr if name in prompt else self.lr for name in down | prompt}
         momentum = {name: self.prompt_momentum if name in prompt else 0.0 for name in down | prompt}
-        tuned = local.sgd(self.loss, task, down, down | prompt, batches, hold=personal, lr=lr, momentum=momentum)
+        tuned = local.sgd(
+            self.loss, task, batches, start=down, params=down | prompt, hold=personal, lr=lr, momentum=momentum
+        )
         return tree.pick(tuned, down), tree.pick(tuned, personal)
 
     # Eq. 7, the mean weighted by |D_i|, is the default `aggregate`.

@@ -7,7 +7,7 @@ Paper symbol -> name: p_g -> context, s -> tokens.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from promptfed.core import (
     Rng,
     Share,
     Task,
+    Traits,
     Tree,
     Whole,
     dual,
@@ -41,7 +42,6 @@ class PromptFL(Method):
 
     name: ClassVar[str] = "promptfl"
     backbone: ClassVar[str] = "clip"
-    reads: ClassVar[Literal["pixels", "features"]] = "features"
     presets: ClassVar = {
         "office": {"lr": 0.001, "batch": 32},
         "domainnet": {"lr": 0.01, "batch": 256},
@@ -62,9 +62,9 @@ class PromptFL(Method):
     dispersion: NonNegative = 0.5
 
     @property
-    def views(self) -> int:  # type: ignore[override]
-        """Return how many augmented views of each image are wanted."""
-        return unlabelled.VIEWS if self.mode == "unsupervised" else 0
+    def traits(self) -> Traits:
+        """Ask for features and, without labels, for augmented views."""
+        return Traits(reads="features", views=unlabelled.VIEWS if self.mode == "unsupervised" else 0)
 
     # -- what is learned, and where it lives ------------------------------------
     def init_server(self, task: Task, rng: Rng) -> Tree:
@@ -87,9 +87,9 @@ class PromptFL(Method):
         rates = local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
         if self.mode == "supervised" or data.round < self.stage1:
             objective = self.loss if self.mode == "supervised" else self.self_training
-            return tree.pick(local.sgd(objective, task, down, down, batches, **rates), down), personal
+            return tree.pick(local.sgd(objective, task, batches, start=down, params=down, **rates), down), personal
         banks = unlabelled.filled(personal["bank.scores"], data, self.batch, partial(self._logits, task, down))
-        tuned = local.sgd(self.comparison, task, down, down, batches, hold=banks, carry=personal, **rates)
+        tuned = local.sgd(self.comparison, task, batches, start=down, params=down, hold=banks, carry=personal, **rates)
         return tree.pick(tuned, down), tree.pick(tuned, personal)
 
     def weight(self, facts: Tree) -> Tensor:

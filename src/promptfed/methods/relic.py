@@ -27,6 +27,7 @@ from promptfed.core import (
     Rng,
     Share,
     Task,
+    Traits,
     Tree,
     Whole,
     local,
@@ -45,8 +46,8 @@ class RELIC(Method):
 
     name: ClassVar[str] = "relic"
     backbone: ClassVar[str] = "diffusion"
-    inverts: ClassVar[bool] = True
-    reads: ClassVar[Literal["pixels", "features"]] = "features"
+    # a few photographs each of one thing, which the embedded model has never seen and which has no classes to divide
+    recipe: ClassVar = {"partition": {"name": "equal"}, "data": {"only": "Ankle boot"}}
 
     conditional: bool = True  # a shift and a scale of each client's own make û of u
     align: NonNegative = 0.7  # λ_0, the weight of prototypes in the loss; 0, or not shared: there are none
@@ -69,10 +70,15 @@ class RELIC(Method):
     distance: Literal["mse", "norm"] = "mse"  # of a state from its prototype
     weighting: Literal["size", "uniform"] = "size"  # of clients in the mean of u
 
-    def __post_init__(self) -> None:
+    @property
+    def traits(self) -> Traits:
         """Say what prototypes ask of guards: their mean is over those who used a template, the others send zeros."""
-        for name in ("needs_rows", "marks_nothing"):
-            object.__setattr__(self, name, self._aligned)
+        return Traits(
+            reads="features",
+            needs_rows=self._aligned,
+            marks_nothing=self._aligned,
+            keeps=("word",) if self.shared else (),
+        )
 
     # -- what is learned, and where it lives ------------------------------------
     def init_server(self, task: Task, rng: Rng) -> Tree:
@@ -122,7 +128,7 @@ class RELIC(Method):
         known = down | personal
         trained = {name: x for name, x in known.items() if name == "word" or name.startswith(BRANCHES)}
         if not self._aligned:
-            tuned = local.adam(self.loss, task, down, trained, batches, lr=self.lr)
+            tuned = local.adam(self.loss, task, batches, start=down, params=trained, lr=self.lr)
             return tree.pick(tuned, [name for name in down if name in tuned]), personal | _kept(tuned, personal)
         size = data.facts["size"]
         hold = {
@@ -133,7 +139,14 @@ class RELIC(Method):
             "step": torch.zeros_like(size),
         }
         tuned = local.adam(
-            self.aligned, task, down, trained, batches, lr=self.lr, hold=hold, carry=("sum", "count", "step")
+            self.aligned,
+            task,
+            batches,
+            start=down,
+            params=trained,
+            lr=self.lr,
+            hold=hold,
+            carry=("sum", "count", "step"),
         )
         own = tuned["sum"] / tuned["count"].clamp(min=1).unsqueeze(-1)
         used = (tuned["count"] > 0).unsqueeze(-1)

@@ -39,7 +39,7 @@ class SingleSetVPT(Method):
         """Train P_n and H_n on; send nothing."""
         batches = data.batches(size=self.batch, epochs=self.epochs)
         rates = local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
-        return {}, tree.pick(local.sgd(self.loss, task, down, personal, batches, **rates), personal)
+        return {}, tree.pick(local.sgd(self.loss, task, batches, start=down, params=personal, **rates), personal)
 
     # -- what is minimised, and what is used ------------------------------------
     def loss(self, task: Task, start: Tree, params: Tree, batch: Batch) -> Tensor:

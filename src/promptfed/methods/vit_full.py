@@ -47,11 +47,19 @@ class ViTFull(Method):
         if self.optimiser == "adam":
             decay = self.weight_decay
             tuned = local.adam(
-                self.loss, task, down, down, batches, lr=self.lr, betas=MOMENTS, eps=EPS, weight_decay=decay
+                self.loss,
+                task,
+                batches,
+                start=down,
+                params=down,
+                lr=self.lr,
+                betas=MOMENTS,
+                eps=EPS,
+                weight_decay=decay,
             )
             return tree.pick(tuned, down), personal
         rates = local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, clip=self.clip)
-        return tree.pick(local.sgd(self.loss, task, down, down, batches, **rates), down), personal
+        return tree.pick(local.sgd(self.loss, task, batches, start=down, params=down, **rates), down), personal
 
     def weight(self, facts: Tree) -> Tensor:
         """Let every client count once."""

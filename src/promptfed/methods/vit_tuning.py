@@ -5,12 +5,12 @@ Symbol -> name: H -> head.*.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from promptfed.core import Count, Data, Method, NonNegative, Positive, Rng, Task, Tree, Whole, local, tree
+from promptfed.core import Count, Data, Method, NonNegative, Positive, Rng, Task, Traits, Tree, Whole, local, tree
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class ViTTuning(Method):
 
     name: ClassVar[str] = "vit-tuning"
     backbone: ClassVar[str] = "clip"
-    reads: ClassVar[Literal["pixels", "features"]] = "features"
+    traits = Traits(reads="features")
     presets: ClassVar = {"office": {"lr": 0.001, "batch": 32}, "domainnet": {"lr": 0.01, "batch": 256}}
 
     lr: Positive = 0.01
@@ -38,7 +38,7 @@ class ViTTuning(Method):
         """Move H by SGD and send it."""
         batches = data.batches(size=self.batch, epochs=self.epochs)
         rates = local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
-        return tree.pick(local.sgd(self.loss, task, down, down, batches, **rates), down), personal
+        return tree.pick(local.sgd(self.loss, task, batches, start=down, params=down, **rates), down), personal
 
     def weight(self, facts: Tree) -> Tensor:
         """Let every client count once."""

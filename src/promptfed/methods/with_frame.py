@@ -5,16 +5,35 @@ other method trains on prompted images and never knows. WithFrame(FedAvg) is pFe
 Paper symbol -> name: δ_i -> pt.*, E_g -> epochs, η_g -> lr, p -> size.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from promptfed.core import Batch, Count, Data, Draw, Method, NonNegative, Positive, Rng, Task, Tree, Whole, local, tree
+from promptfed.core import (
+    Batch,
+    Count,
+    Data,
+    Draw,
+    Method,
+    NonNegative,
+    Positive,
+    Rng,
+    Task,
+    Traits,
+    Tree,
+    Whole,
+    extensions,
+    local,
+    tree,
+)
+from promptfed.core.extensions import forwards
+from promptfed.core.method import adapts
 from promptfed.core.prompts import pixels
 
 
+@forwards
 @dataclass(frozen=True)
 class WithFrame(Method):
     """Add a visual prompt of each client's own to the images that another method trains on and is tested on."""
@@ -30,16 +49,12 @@ class WithFrame(Method):
     batch: Count = 16
     drop_last: bool = False
 
-    def __post_init__(self) -> None:
-        """Take over what the engine asks a method before it calls it."""
-        for name in ("needs_rows", "marks_nothing", "once"):
-            object.__setattr__(self, name, getattr(self.inner, name))
+    @property
+    def traits(self) -> Traits:
+        """Return the inner method's own; a prompt always learns."""
+        return replace(self.inner.traits, learns=True, adapts=adapts(self.inner))
 
     # -- what is learned, and where it lives ------------------------------------
-    def init_server(self, task: Task, rng: Rng) -> Tree:
-        """Return the inner method's own."""
-        return self.inner.init_server(task, rng)
-
     def init_client(self, task: Task, data: Data, rng: Rng) -> Tree:
         """Return δ_i, the same on every client at first, its momentum, and the inner method's own."""
         init = pixels.init_frame if self.kind == "frame" else pixels.init_patch
@@ -55,35 +70,15 @@ class WithFrame(Method):
         return self.inner.draws(task) | where
 
     # -- one round, in the order it happens -------------------------------------
-    def download(self, task: Task, server: Tree, clients: Tensor) -> Tree:
-        """Return the inner method's own."""
-        return self.inner.download(task, server, clients)
-
     def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
         """First δ_i with everything else frozen, then the inner method with δ_i frozen."""
         own, rest = _split(personal)
         # δ_i ← δ_i − η_g ∇_δ ℓ(x + δ_i, y)
         batches = data.batches("prompt", size=self.batch, epochs=self.epochs, drop_last=self.drop_last)
         rates = local.Rates(lr=self.lr, momentum=self.momentum)
-        tuned = local.sgd(self.loss, task, down, _prompt(own), batches, hold=down | personal, **rates)
+        tuned = local.sgd(self.loss, task, batches, start=down, params=_prompt(own), hold=down | personal, **rates)
         up, rest = self.inner.fit(task, down, rest, data.map(self._add, _prompt(tuned)))
         return up, tree.pick(tuned, own) | rest
-
-    def weight(self, facts: Tree) -> Tensor:
-        """Return the inner method's own."""
-        return self.inner.weight(facts)
-
-    def aggregate(self, task: Task, server: Tree, clients: Tensor, up: Tree, weights: Tensor) -> Tree:
-        """Return the inner method's own."""
-        return self.inner.aggregate(task, server, clients, up, weights)
-
-    def admit(self, task: Task, server: Tree, newcomers: Tensor, rng: Rng) -> Tree:
-        """Return the inner method's own."""
-        return self.inner.admit(task, server, newcomers, rng)
-
-    def join(self, task: Task, server: Tree, clients: Tensor, up: Tree, weights: Tensor) -> Tree:
-        """Return the inner method's own."""
-        return self.inner.join(task, server, clients, up, weights)
 
     # -- what is minimised, and what is used ------------------------------------
     def loss(self, task: Task, start: Tree, params: Tree, batch: Batch) -> Tensor:
@@ -107,11 +102,6 @@ class WithFrame(Method):
         """Return the inner method's model with the prompt."""
         own, rest = _split(personal)
         return own | self.inner.trained(task, down, rest, up)
-
-    @property
-    def adapts(self) -> bool:
-        """Ask the inner method."""
-        return self.inner.adapts
 
     def adapt(self, task: Task, down: Tree, personal: Tree, data: Data) -> Tree:
         """Let the inner method adapt to prompted images."""
@@ -141,19 +131,19 @@ class WithFrame(Method):
     def measures(self, task: Task, before: Tree, after: Tree) -> Tree:
         """Return the inner method's measures and the mean absolute change of each client's prompt in this round."""
         moved = [(after[name] - before[name]).abs().flatten(-3) for name in _prompt(before)]
-        inner = self.inner.measures(task, _split(before)[1], _split(after)[1])
+        inner = extensions.measures(self.inner, task, _split(before)[1], _split(after)[1])
         return inner | {"prompt_drift": torch.cat(moved, -1).mean(-1)}
 
     def exhibits(self, task: Task, server: Tree, clients: Tensor, personal: Tree) -> Tree:
         """Return the inner method's own."""
-        return self.inner.exhibits(task, server, clients, _split(personal)[1])
+        return extensions.exhibits(self.inner, task, server, clients, _split(personal)[1])
 
     def pictures(self, task: Task, personal: Tree) -> Tree:
         """Return the inner method's pictures and the learned prompt on a grey image."""
         own, rest = _split(personal)
         corner = {"where": torch.zeros(2)}
         prompt = self._image(_prompt(own), task.backbone.shape, corner)
-        return self.inner.pictures(task, rest) | {"prompt": prompt}
+        return extensions.pictures(self.inner, task, rest) | {"prompt": prompt}
 
 
 def _prompt(params: Tree) -> Tree:

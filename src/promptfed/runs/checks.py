@@ -179,8 +179,8 @@ def _names(method: Method, folder: Path) -> None:
         _expect(kept, "`aggregate` must return the server's tree with its names, shapes and types", method)
         loop.server, personal = next_server, after
         later = tree.row(method.download(loop.task, loop.server, torch.tensor([1])), 0)
-        fixed = [name in first and _same({name: first[name]}, {name: later[name]}) for name in method.once]
-        _expect(all(fixed), f"{list(method.once)}, sent `once`, must be in `down` and never change", method)
+        fixed = [name in first and _same({name: first[name]}, {name: later[name]}) for name in method.traits.once]
+        _expect(all(fixed), f"{list(method.traits.once)}, sent `once`, must be in `down` and never change", method)
 
 
 def _kinds(some: Tree) -> dict[str, object]:
@@ -272,7 +272,7 @@ def _learns(method: Method, folder: Path) -> None:
         loop.server, line = loop.round(t)
         loop.store.seal()
         losses.append(line["loss"])
-    if not method.learns:
+    if not method.traits.learns:
         _expect(losses == losses[:1] * 12, "a method that learns nothing must stay as it is", method)
         return
     _expect(

@@ -203,9 +203,8 @@ def _is_list_field(content: Table, path: tuple[str, ...]) -> bool:
 def resolve(content: Mapping[str, Any], where: str = "the recipe") -> Recipe:
     """Return the recipe with every field filled in and checked."""
     hints, default = options.hints(Recipe), asdict(Recipe())
-    if _inverts(content):  # a few photographs each of one thing, which has no classes to divide
-        default["partition"] = {"name": "equal"}
-        default["data"]["only"] = "Ankle boot"  # what the embedded model has never seen
+    for key, table in _method_recipe(content).items():
+        default[key] = dict(table) if "name" in table else default[key] | table
     given: Table = {}
     for key, value in content.items():
         if key not in hints:
@@ -246,11 +245,11 @@ def resolve(content: Mapping[str, Any], where: str = "the recipe") -> Recipe:
     return recipe
 
 
-def _inverts(content: Mapping[str, Any]) -> bool:
-    """Say whether a recipe's method learns a word of a text-to-image model."""
+def _method_recipe(content: Mapping[str, Any]) -> Mapping[str, Mapping[str, object]]:
+    """Return the tables that recipes of this recipe's method start from."""
     method = content.get("method")
     name = method.get("name") if isinstance(method, dict) else None
-    return isinstance(name, str) and registry.find_method(name.removesuffix(PROMPTED)).inverts
+    return registry.find_method(name.removesuffix(PROMPTED)).recipe if isinstance(name, str) else {}
 
 
 def check_device(device: str) -> None:
@@ -329,7 +328,7 @@ def _prompted(method: Method, prompt: Table) -> WithFrame:
     """Return the method with a visual prompt, unless the two do not go together."""
     if method.name == "pfedpt":
         raise PromptFedError("pfedpt has a prompt of its own: set method.prompt and method.size, not [prompt].")
-    if method.reads == "features":
+    if method.traits.reads == "features":
         raise PromptFedError(
             f"{method.name} reads features that are computed once, and [prompt] changes pixels; leave [prompt] out."
         )
@@ -349,7 +348,7 @@ def build_method(recipe: Recipe) -> Method:
 
 def training(recipe: Recipe) -> Recipe:
     """Return the recipe without the options that matter in testing alone: equal ones train the same."""
-    testing = registry.find_method(str(recipe.method["name"]).removesuffix(PROMPTED)).testing
+    testing = build_method(recipe).traits.testing
     return replace(recipe, method={key: value for key, value in recipe.method.items() if key not in testing})
 
 

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from promptfed.core import tree
+from promptfed.core import extensions, tree
 from promptfed.core.files import write_json
 from promptfed.core.protocols import Batch, Sorter
 from promptfed.data.dataset import Dataset, Images, Indices
@@ -26,7 +26,7 @@ def show(loop: Loop, dataset: Dataset, folder: Path) -> None:
     under each domain's key alone and under the key that the model chooses.
     """
     with torch.no_grad():
-        sort = loop.method.sorter(loop.task, loop.server)
+        sort = extensions.sorter(loop.method, loop.task, loop.server)
         rows = np.concatenate((*loop.shards.rows["test"], *loop.shards.rows["unseen"]))
         if sort is None or not len(rows):
             return

@@ -4,14 +4,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from promptfed.core import tree
 from promptfed.core.errors import PromptFedError
-from promptfed.core.method import Inversion, Method, Task, text_to_image
+from promptfed.core.extensions import LearnsWord
+from promptfed.core.method import Method, Task, text_to_image
 from promptfed.core.progress import bar
 from promptfed.core.protocols import TextToImage
 from promptfed.core.tree import Tree
@@ -19,7 +19,6 @@ from promptfed.data import find_sides
 from promptfed.data.batches import ClientData, LatePool, make_facts
 from promptfed.data.dataset import Color, Dataset
 from promptfed.data.shares import DescribedPartition
-from promptfed.federation.fleet import Stacked
 from promptfed.federation.loop import Loop, rng_for
 from promptfed.federation.store import Store, read_tree, verify
 from promptfed.results.folder import names
@@ -48,7 +47,7 @@ class Words:
         if finished == 0:
             server = self.method.init_server(self.task, rng_for(self.recipe.seed, "server"))
             return server["word"].to(self.device)
-        path = Record(self.folder).words / names.word_file(finished)
+        path = Record(self.folder).kept("word", finished)
         if not path.is_file():
             raise PromptFedError(f"{self.folder} has words of rounds 0 … {self.rounds}, not of round {finished}.")
         return read_tree(path)["word"].to(self.device)
@@ -168,7 +167,7 @@ def open_words(folder: Path, device: str = "") -> Words:
     """Open the words of the finished run in `folder`; neither its images nor its clients' own trees are needed."""
     recipe = _finished_recipe(folder, device)
     method, where = config.build_method(recipe), planning.pick_device(device or recipe.device)
-    _check_inverts(folder, method, recipe)
+    _learning_word(folder, method, recipe)
     task = planning.make_task(recipe, UNKNOWN, ("thing", "other"), where)
     return Words(folder, recipe, method, task, where, read_summary(folder)["accuracy"]["round"])
 
@@ -208,7 +207,7 @@ def once_more(loop: Loop, clients: Sequence[int], *, keep: bool = False) -> Iter
 
     With `keep` the store has their personal trees of afterwards, until it is told to `discard` them.
     """
-    width = loop.fleet.width if isinstance(loop.fleet, Stacked) else 1
+    width = loop.fleet.width
     weights = loop.method.weight(loop.shards.facts(clients))
     with bar("training clients", len(clients)) as advance:
         for first in range(0, len(clients), width):
@@ -220,14 +219,15 @@ def once_more(loop: Loop, clients: Sequence[int], *, keep: bool = False) -> Iter
             advance(len(some))
 
 
-def inverted(run: Finished | Words) -> tuple[Inversion, TextToImage]:
+def inverted(run: Finished | Words) -> tuple[LearnsWord, TextToImage]:
     """Return the method and the model of a run that learned a word, or say that it did not."""
     words = run.words if isinstance(run, Finished) else run
-    _check_inverts(words.folder, words.method, words.recipe)
-    return cast(Inversion, words.method), text_to_image(words.task)
+    return _learning_word(words.folder, words.method, words.recipe), text_to_image(words.task)
 
 
-def _check_inverts(folder: Path, method: Method, recipe: Recipe) -> None:
-    if not method.inverts:
-        name = recipe.method["name"]
-        raise PromptFedError(f"{folder} is a run of {name}, which learns no word; relic, fedti and their kind do.")
+def _learning_word(folder: Path, method: Method, recipe: Recipe) -> LearnsWord:
+    """Return the method if it learns a word, or refuse the run."""
+    if isinstance(method, LearnsWord):
+        return method
+    name = recipe.method["name"]
+    raise PromptFedError(f"{folder} is a run of {name}, which learns no word; relic, fedti and their kind do.")

@@ -114,7 +114,7 @@ def make_task(recipe: Recipe, sides: tuple[int, int], classes: tuple[str, ...], 
 
 def task_for(method: Method, task: Task) -> Task:
     """Return the task as the method sees it: with features computed once, if it reads those."""
-    return replace(task, backbone=Cached(task.backbone)) if method.reads == "features" else task
+    return replace(task, backbone=Cached(task.backbone)) if method.traits.reads == "features" else task
 
 
 def make_loop(plan: Plan, record: Record) -> Loop:
@@ -194,7 +194,7 @@ def affordable(recipe: Recipe, guarded: Guards, groups: tuple[int, ...] = ()) ->
 
 def _pool(plan: Plan) -> Pool:
     """Return the images, or what the frozen backbone makes of them where the method reads no more than that."""
-    if plan.method.reads == "pixels":
+    if plan.method.traits.reads == "pixels":
         return Pool(plan.dataset, plan.device)
     backbone = plan.task.backbone
     if not backbone.fingerprint:
@@ -202,5 +202,9 @@ def _pool(plan: Plan) -> Pool:
         wanted = plan.method.backbone
         raise PromptFedError(f"Method {name} reads the features of a pretrained backbone; set backbone.name={wanted}.")
     features = features_of(plan.dataset, backbone, plan.device)
-    views = {"views": views_of(plan.dataset, backbone, plan.device, plan.method.views)} if plan.method.views else {}
+    views = (
+        {"views": views_of(plan.dataset, backbone, plan.device, plan.method.traits.views)}
+        if plan.method.traits.views
+        else {}
+    )
     return Pool(plan.dataset, plan.device, features, views)

@@ -17,15 +17,14 @@ import numpy as np
 import torch
 from PIL import Image
 
-from promptfed.core import options, tree
+from promptfed.core import extensions, options, tree
 from promptfed.core.errors import PromptFedError
 from promptfed.core.files import write_json, write_text
-from promptfed.core.method import Method
+from promptfed.core.method import Method, adapts
 from promptfed.core.progress import bar
 from promptfed.data.dataset import Dataset
 from promptfed.data.partition import Partition
 from promptfed.federation.evaluate import Score
-from promptfed.federation.fleet import OneByOne, Stacked, Tick
 from promptfed.federation.guards.accountant import Accountant
 from promptfed.federation.loop import Loop, summarise
 from promptfed.results import figures
@@ -211,8 +210,8 @@ def read_again(source: Path, recipe: Recipe, folder: Path) -> Result:
     plan.partition.save(folder / names.PARTITION, plan.dataset)
     shutil.copytree(old.checkpoint, record.checkpoint, dirs_exist_ok=True)
     (record.checkpoint / names.STATE).unlink()  # it is the other recipe's
-    if old.words.is_dir():
-        shutil.copytree(old.words, record.words)
+    for name in loop.method.traits.keeps:
+        shutil.copytree(old.kept(name, 0).parent, record.kept(name, 0).parent)
     for line in old.rounds:
         record.append(line | dict.fromkeys(("loss", "received", "trained", "deployed")))
     loop.restore(state)
@@ -285,7 +284,7 @@ def _complete(plan: Plan, loop: Loop) -> Result:
         _go_back(loop, recipe, plan.partition)
         with bar(f"{recipe.method['name']}", loop.settings.total) as advance:
             advance(loop.finished)
-            _tell(loop, lambda more, of: advance(more / of))
+            loop.fleet.tick = lambda more, of: advance(more / of)
             loop.run(lambda: loop.save(recipe.hash, plan.partition.hash), lambda line: advance(0, _note(line)))
         about = {
             "method": recipe.method["name"],
@@ -312,17 +311,12 @@ def _complete(plan: Plan, loop: Loop) -> Result:
 
 def _last_tests(loop: Loop) -> tuple[Score | None, Score | None]:
     """Return the scores of the final state after the method's own adaptation, and after one more local training."""
-    trainings = len(loop.everyone) * (loop.method.adapts + loop.settings.after)
+    trainings = len(loop.everyone) * (adapts(loop.method) + loop.settings.after)
     if not trainings:
         return None, None
     with bar("last tests", trainings) as advance:
-        _tell(loop, lambda more, of: advance(more))
+        loop.fleet.tick = lambda more, of: advance(more)
         return loop.adapted(), loop.after()
-
-
-def _tell(loop: Loop, tick: Tick) -> None:
-    assert isinstance(loop.fleet, OneByOne | Stacked)
-    loop.fleet.tick = tick
 
 
 def _spent(loop: Loop, accountant: Accountant, asked: int) -> Line:
@@ -364,7 +358,7 @@ def _show_clients(loop: Loop, path: Path, plan: Plan) -> None:
     clients = loop.everyone[: figures.MOST_CLIENTS]
     personal = tree.stack([tree.to(loop.store.get(client), loop.device) for client in clients.tolist()])
     with torch.no_grad():
-        shown = loop.method.exhibits(loop.task, loop.server, clients, personal)
+        shown = extensions.exhibits(loop.method, loop.task, loop.server, clients, personal)
     facts = loop.shards.facts(clients.tolist())
     made = figures.make(
         {name: value.float().cpu().numpy() for name, value in shown.items()},
@@ -380,7 +374,9 @@ def _draw(loop: Loop, folder: Path, dataset: Dataset) -> None:
     """Write the learned prompts of the first clients as PNG files."""
     mean, std = (np.array(part).reshape(3, 1, 1) for part in (dataset.mean, dataset.std))
     for client in range(min(len(loop.shards), PICTURES)):
-        for name, picture in loop.method.pictures(loop.task, tree.to(loop.store.get(client), "cpu")).items():
+        for name, picture in extensions.pictures(
+            loop.method, loop.task, tree.to(loop.store.get(client), "cpu")
+        ).items():
             pixels = np.clip((picture.numpy() * std + mean) * 255, 0, 255).astype(np.uint8)
             folder.mkdir(exist_ok=True)
             Image.fromarray(pixels.transpose(1, 2, 0)).save(folder / names.picture_file(name, client))

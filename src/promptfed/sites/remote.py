@@ -13,7 +13,7 @@ from torch import Tensor
 from promptfed.core import tree
 from promptfed.core.files import write_json
 from promptfed.core.tree import Tree
-from promptfed.federation.fleet import Download, Fitted
+from promptfed.federation.fleet import QUIET, Download, Fitted
 from promptfed.results.folder import names
 from promptfed.sites import masking, wire
 from promptfed.sites.client_run import ClientRun
@@ -38,7 +38,6 @@ class Expected:
         fitted = run.fleet.fit(0, torch.tensor([0]), down, keep=False)
         parts = {"up": fitted.up, "measures": fitted.measures, "tested": fitted.tested}
         whole = tree.row(join_parts(parts) | {"weight": fitted.weights}, 0)
-        run.shards.pool.seen = 0
         tested = {name: value for name, value in whole.items() if name.startswith("tested.")}
         return cls(wire.shapes(whole), wire.shapes(tested), tuple(weights))
 
@@ -62,6 +61,7 @@ class RemoteFleet:
     ) -> None:
         self.messenger, self.run, self.expected, self.base, self.folder = messenger, run, expected, base, folder
         self.answered = torch.arange(0)
+        self.width, self.tick = len(run.shards), QUIET
         self.versions: dict[int, str] = {}  # the personal trees the last round has made, by client
         self.final = False  # the next evaluation is the run's last: sites write their model and report
         self.guard = masking.of_guards(run.guards)  # answers come under masks, if the recipe says so
@@ -80,8 +80,7 @@ class RemoteFleet:
         good = self.messenger.gather(requests, needed, self._check_fit(keep, test), round)
         self._remember(requests, good)
         if not keep:  # only the tests count, and nothing else has come
-            self.run.shards.pool.seen += sum(answer.head["images"] for answer in good.values())
-            return Fitted({}, torch.zeros(0), {}, self._sums(asked, good))
+            return Fitted({}, torch.zeros(0), {}, self._sums(asked, good), _images(good))
         up = tree.stack([pick_part(answer.tree, "up") for answer in good.values()])
         weights = torch.stack([answer.tree["weight"] for answer in good.values()])
         return self._fitted(round, asked, good, up, weights, test)
@@ -133,11 +132,10 @@ class RemoteFleet:
         weights: Tensor,
         test: bool,
     ) -> Fitted:
-        self.run.shards.pool.seen += sum(answer.head["images"] for answer in good.values())
         self.answered = torch.tensor(list(good), dtype=torch.long)
         self.versions = {client: version(round, answer.head["nonce"]) for client, answer in good.items()}
         measures = tree.stack([pick_part(answer.tree, "measures") for answer in good.values()])
-        return Fitted(up, weights, measures, self._sums(asked, good) if test else {})
+        return Fitted(up, weights, measures, self._sums(asked, good) if test else {}, _images(good))
 
     def evaluate(self, round: int, clients: Tensor, download: Download, *, adapt: bool) -> Tree:  # noqa: A002
         """Return sums [C] of every client's model over its own test images; zero for one that gives no answer."""
@@ -151,7 +149,7 @@ class RemoteFleet:
         return self._sums(clients.tolist(), good)
 
     def _request(self, kind: str, round: int, client: int, down: Tree, **more: object) -> Message:  # noqa: A002
-        sent = tree.drop(down, self.run.method.once) if client in self._holds else down
+        sent = tree.drop(down, self.run.method.traits.once) if client in self._holds else down
         settled = self.base(client)
         versions = {"base": self.versions.get(client, settled), "settled": settled}
         return Message({"kind": kind, "round": round, "names": list(down), **versions, **more}, sent)
@@ -185,6 +183,11 @@ class RemoteFleet:
         zero = {name: torch.zeros(shape, dtype=dtype) for name, (dtype, shape) in self.expected.evaluate.items()}
         rows = [good[client].tree if client in good else zero for client in asked]
         return tree.stack([pick_part(row, "tested") for row in rows])
+
+
+def _images(good: Mapping[int, Message]) -> int:
+    """Return how many training images the sites say they have seen."""
+    return sum(answer.head["images"] for answer in good.values())
 
 
 def _check_sums(answer: Tree) -> None:

@@ -142,14 +142,13 @@ class Worker:
         """Train from `down`, and return what may leave: clipped and with noise, if the recipe says so."""
         run.store.put(run.client, personal)
         run.store.seal()
-        seen = run.shards.pool.seen
         fitted = run.fleet.fit(
             head["round"], torch.tensor([run.client]), _stacked(down), keep=head["keep"], test=head["test"]
         )
         up, weight = tree.row(fitted.up, 0), fitted.weights[0]
         if private := sorted(up.keys() & personal.keys()):
             raise Refused(f"{private} are personal and must not leave the site")
-        images, parts = run.shards.pool.seen - seen, {"tested": tree.row(fitted.tested, 0)}
+        images, parts = fitted.images, {"tested": tree.row(fitted.tested, 0)}
         if not head["keep"]:  # only tested: none of the training is sent
             return Message({"images": images}, join_parts(parts))
         noisy = self._spend(run, folder)
@@ -250,7 +249,7 @@ class Worker:
     # -- what stays here ----------------------------------------------------------------------------------------------
     def _complete_download(self, run: ClientRun, folder: Path, message: Message) -> Tree:
         """Return `down` completed with what is sent only once, in its original order."""
-        names, path = run.method.once, folder / "once.safetensors"
+        names, path = run.method.traits.once, folder / "once.safetensors"
         order: list[str] = message.head["names"]
         wanted = [name for name in order if name in names]
         came = {name: message.tree[name] for name in wanted if name in message.tree}

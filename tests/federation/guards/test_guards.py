@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from promptfed.core import tree
 from promptfed.core.errors import PromptFedError
-from promptfed.core.method import Method, Task
+from promptfed.core.method import Method, Task, Traits
 from promptfed.core.tree import Tree
 from promptfed.data.shares import Partition
 from promptfed.federation import guards
@@ -339,7 +339,7 @@ class Counts(FedAvg):
     """FedAvg that needs to know who sent what."""
 
     name: ClassVar[str] = "counts"
-    needs_rows: ClassVar[bool] = True
+    traits = Traits(needs_rows=True)
 
     def aggregate(self, task: Task, server: Tree, clients: torch.Tensor, up: Tree, weights: torch.Tensor) -> Tree:
         assert len(clients) == len(weights) == len(next(iter(up.values())))

@@ -35,7 +35,7 @@ class OwnFedPer(Method):
     def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
         """Move W_B and W_P together by SGD; send W_B, keep W_P."""
         batches = data.batches(size=self.batch, epochs=self.epochs)
-        tuned = local.sgd(self.loss, task, down, down | personal, batches, lr=self.lr)
+        tuned = local.sgd(self.loss, task, batches, start=down, params=down | personal, lr=self.lr)
         return tree.pick(tuned, down), tree.pick(tuned, personal)
 
     # -- what is minimised, and what is used ------------------------------------

@@ -68,7 +68,7 @@ class Opened:
             self.dataset, images=images, labels=nobody, test=nobody > 0, domains=nobody, val=None, used=None
         )
         pool = Pool(given, self.loop.device)
-        if self.method.reads == "features":
+        if self.method.traits.reads == "features":
             with torch.no_grad():
                 features = self.images.backbone.features({}, pool.images(torch.arange(len(images))))
             pool = Pool(given, self.loop.device, features)
@@ -87,7 +87,7 @@ class Opened:
 
     def look(self, params: Tree, batch: Batch, *, bare: bool = False) -> Inspection:
         """Return a model's answers with what went on inside it; `bare`: without its prompt."""
-        if self.method.reads == "features":
+        if self.method.traits.reads == "features":
             raise PromptFedError(
                 f"Method {self.name} reads features that a frozen backbone computed once; this figure needs a method "
                 "that sees pixels."

@@ -136,13 +136,13 @@ OTHERS = "guards.clip, local noise, or robust=krum or norm-bound"  # what leaves
 
 def _check_method(keys: GuardOptions, method: Method) -> None:
     """Refuse to leave only the mean to a method that needs every client's own answer, or other zeros than were sent."""
-    if method.marks_nothing and (keys.clip or keys.robust == "norm-bound"):
+    if method.traits.marks_nothing and (keys.clip or keys.robust == "norm-bound"):
         switch = "guards.clip" if keys.clip else "guards.robust=norm-bound"
         raise PromptFedError(
             f'{switch} changes what clients send, and to method {method.name} rows of zeros in it say "none"; '
             "use guards.robust=krum, or a method without such rows."
         )
-    if not method.needs_rows:
+    if not method.traits.needs_rows:
         return
     switches = {
         "guards.secure": keys.secure,
@@ -153,7 +153,7 @@ def _check_method(keys: GuardOptions, method: Method) -> None:
         if on:
             raise PromptFedError(
                 f"{switch} leaves only the mean of what clients send, and method {method.name} needs each client's own "
-                f"answer; use {'guards.robust=krum' if method.marks_nothing else OTHERS}."
+                f"answer; use {'guards.robust=krum' if method.traits.marks_nothing else OTHERS}."
             )
 
 

@@ -22,7 +22,6 @@ FIGURES = "figures.json"  # how the clients' prompts, descriptors and attention 
 PICTURES = "pictures"  # learned prompts, a PNG per prompt and client
 DOMAINS = "domains.json"  # how the method sorts test images by domain
 CONTACT_SHEET = "contact-sheet.jpg"  # some of those images
-WORDS = "words"  # the server's learned word after every round
 
 # What later commands add
 DRAWN = "figures"  # what `promptfed figure` drew: KIND.png, with its numbers in KIND.json
@@ -52,9 +51,9 @@ def personal_file(number: int) -> str:
     return f"personal-{number:06d}.safetensors"
 
 
-def word_file(finished: int) -> str:
-    """Return the file of the server's word after that many rounds, inside `WORDS`."""
-    return f"{finished:06d}.safetensors"
+def kept_file(name: str, finished: int) -> str:
+    """Return the file of what a method keeps of every round, such as words/000003.safetensors."""
+    return f"{name}s/{finished:06d}.safetensors"
 
 
 def picture_file(name: str, client: int) -> str:

@@ -32,7 +32,6 @@ class Record:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.checkpoint = folder / names.CHECKPOINT
-        self.words = folder / names.WORDS
         self.rounds: list[Line] = []
 
     @classmethod
@@ -68,6 +67,10 @@ class Record:
         record = cls(folder)
         record.checkpoint.mkdir(exist_ok=True)
         return record
+
+    def kept(self, name: str, finished: int) -> Path:
+        """Return the file of what is kept under `name` after so many rounds, such as words/000003.safetensors."""
+        return self.folder / names.kept_file(name, finished)
 
     @contextmanager
     def held(self) -> Iterator[None]:
