@@ -74,7 +74,7 @@ def answer(name: str) -> Any:
     return hook
 
 
-for hook in (*HOOKS, *OPTIONAL):
+for hook in HOOKS:
     setattr(Recorder, hook, answer(hook))
 
 
@@ -89,7 +89,7 @@ class Around(Method):
         return {"own": torch.zeros(1)}, personal
 
 
-@pytest.mark.parametrize("name", [name for name in (*HOOKS, *OPTIONAL) if name != "fit"])
+@pytest.mark.parametrize("name", [name for name in HOOKS if name != "fit"])
 def test_every_hook_is_the_inner_methods(name: str) -> None:
     assert getattr(Around(Recorder()), name)(1, two=2) == (name, (1,), {"two": 2})
 
@@ -97,6 +97,15 @@ def test_every_hook_is_the_inner_methods(name: str) -> None:
 def test_its_own_hook_stays() -> None:
     data: Any = None
     assert list(Around(Recorder()).fit(TASK, {}, {}, data)[0]) == ["own"]
+
+
+def test_an_offer_is_the_inner_methods_too() -> None:
+    inner = PFedPT(size=1)
+    around: Any = Around(inner)
+    personal = inner.init_client(TASK, Any, rng())
+    assert set(OPTIONAL) <= set(dir(around))
+    assert around.pictures(TASK, personal)["prompt"].equal(inner.pictures(TASK, personal)["prompt"])
+    assert float(around.measures(TASK, personal, personal)["prompt_drift"]) == 0
 
 
 def test_an_offer_that_the_inner_method_does_not_make() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from promptfed.core import tree
 from promptfed.core.errors import PromptFedError
 from promptfed.core.extensions import LearnsWord
-from promptfed.core.method import Method, Task, text_to_image
+from promptfed.core.method import Method, Task, adapts, text_to_image
 from promptfed.core.progress import bar
 from promptfed.core.protocols import TextToImage
 from promptfed.core.tree import Tree
@@ -153,7 +153,7 @@ class Finished:
     def deployed(self, client: int) -> Tree:
         """Return the model that a client deploys, adapted to its training data if the method does that."""
         down, personal = self.own(client)
-        if not self.method.adapts:
+        if not adapts(self.method):
             return down | personal
         return self.method.adapt(self.task, down, personal, self.data(client, self.finished))
 

@@ -28,7 +28,7 @@ def test_every_name_is_spelled_out_once() -> None:
 def test_names_that_count() -> None:
     assert names.server_file(10) == "server-000010.safetensors"
     assert names.personal_file(4) == "personal-000004.safetensors"
-    assert names.word_file(12) == "000012.safetensors"
+    assert names.kept_file("word", 12) == "words/000012.safetensors"
     found = names.PICTURE_FILE.fullmatch(names.picture_file("prompt", 3))
     assert found is not None
     assert (found["name"], int(found["client"]), found.string) == ("prompt", 3, "prompt-client-003.png")
