@@ -102,7 +102,8 @@ def test_its_own_hook_stays() -> None:
 def test_an_offer_is_the_inner_methods_too() -> None:
     inner = PFedPT(size=1)
     around: Any = Around(inner)
-    personal = inner.init_client(TASK, Any, rng())
+    data: Any = None
+    personal = inner.init_client(TASK, data, rng())
     assert set(OPTIONAL) <= set(dir(around))
     assert around.pictures(TASK, personal)["prompt"].equal(inner.pictures(TASK, personal)["prompt"])
     assert float(around.measures(TASK, personal, personal)["prompt_drift"]) == 0

@@ -137,12 +137,12 @@ def logits(loop: Loop, client: int, params: Tree) -> Tensor:
 
 
 def test_images_are_loaded_only_to_adapt_a_model(trained: tuple[Path, bool], loads: list[str]) -> None:
-    folder, adapts = trained
+    folder, changes = trained
     opened = open_run(folder)
     models = [opened.deployed(client) for client in range(3)]
     assert opened.server or models[0]
-    assert adapts(opened.method) == adapts
-    assert len(loads) == adapts
+    assert adapts(opened.method) == changes
+    assert len(loads) == changes
 
 
 def test_a_model_opened_without_images_says_the_same(trained: tuple[Path, bool]) -> None:
