@@ -15,7 +15,7 @@ from torch import Tensor
 from promptfed.backbones.painter import Painter
 from promptfed.core import tree
 from promptfed.core.errors import PromptFedError
-from promptfed.core.method import Method, Task
+from promptfed.core.method import Method, Task, adapts
 from promptfed.core.tree import Tree
 from promptfed.data import Dataset, open_dataset
 from promptfed.federation.loop import Loop
