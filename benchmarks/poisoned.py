@@ -73,7 +73,7 @@ def poisoned_loop(words: Sequence[str], poisoned: int, factor: float, folder: Pa
     device = planning.pick_device(recipe.device)
     task = planning.make_task(recipe, dataset.sides, dataset.classes, device)
     plan = planning.Plan(recipe, method, dataset, partition, task, device)
-    return planning.make_loop(plan, Record.create(folder, config.dump(recipe), {}))
+    return planning.make_loop(plan, Record.create(folder, recipe.to_toml(), {}))
 
 
 def accuracy(words: Sequence[str], poisoned: int, factor: float = -10.0, honest: int = 2) -> float | None:

@@ -91,7 +91,7 @@ def loop_of(setting: Setting, data: Dataset, precision: Precision, fleet: str, s
     partition = make_partition("iid", {}, data, recipe.clients, 0)
     plan = planning.Plan(recipe, config.build_method(recipe), data, partition, task, device)
     with tempfile.TemporaryDirectory() as folder:
-        yield planning.make_loop(plan, Record.create(Path(folder) / "run", config.dump(recipe), {}))
+        yield planning.make_loop(plan, Record.create(Path(folder) / "run", recipe.to_toml(), {}))
     task.captured.clear()  # recorded steps keep their memory
     gc.collect()
     torch.cuda.empty_cache()

@@ -43,7 +43,7 @@ def loop_of(words: list[str], name: str, data: Dataset, folder: Path) -> Loop:
     device = planning.pick_device(recipe.device)
     task = planning.make_task(recipe, data.sides, data.classes, device)
     plan = planning.Plan(recipe, config.build_method(recipe), data, partition, task, device)
-    return planning.make_loop(plan, Record.create(folder, config.dump(recipe), {}))
+    return planning.make_loop(plan, Record.create(folder, recipe.to_toml(), {}))
 
 
 def seconds_a_round(loop: Loop, rounds: int) -> float:

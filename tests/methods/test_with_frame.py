@@ -238,7 +238,7 @@ def test_the_name_alone_gives_the_default_prompt() -> None:
 
 def test_a_resolved_recipe_resolves_to_itself(tmp_path: Path) -> None:
     recipe = one("fedrep", "prompt.kind=frame", "prompt.momentum=0", "seed=3")
-    (tmp_path / "again.toml").write_text(config.dump(recipe), encoding="utf-8")
+    (tmp_path / "again.toml").write_text(recipe.to_toml(), encoding="utf-8")
     again = one(str(tmp_path / "again.toml"))
     assert (again, again.hash) == (recipe, recipe.hash)
     assert again.hash != one("fedrep", "seed=3").hash
@@ -251,7 +251,7 @@ def test_prompts_can_be_swept() -> None:
 
 
 def test_without_a_prompt_a_recipe_is_as_it_was() -> None:
-    assert "prompt" not in config.dump(one("fedavg"))
+    assert "prompt" not in one("fedavg").to_toml()
 
 
 @pytest.mark.parametrize(

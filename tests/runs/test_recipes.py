@@ -51,7 +51,7 @@ def test_it_says_what_it_is(name: str) -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_what_it_asks_for_survives_resolving(name: str) -> None:
     given = tomllib.loads(Path(RECIPES[name]).read_text(encoding="utf-8"))
-    resolved = config.flatten(config.load(name)[0])
+    resolved = config.load(name)[0].flatten()
     for key, value in given.items():
         for inner, wanted in (value if isinstance(value, dict) else {"": value}).items():
             if inner == "preset":

@@ -10,7 +10,6 @@ import torch
 from promptfed.core.errors import PromptFedError
 from promptfed.core.tree import Tree
 from promptfed.federation.guards import secure
-from promptfed.runs import config
 from promptfed.sites import coordinator, masking, wire
 from promptfed.sites.settings import Federation
 from promptfed.sites.wire import Message
@@ -254,7 +253,7 @@ class Curious:
 
     def __init__(self, folder: Path, *words: str) -> None:
         self.worker: Worker = workers(folder)["north"]
-        self.recipe = config.dump(recipe("fedavg", SECURE, *words))
+        self.recipe = recipe("fedavg", SECURE, *words).to_toml()
         self.others = {client: secure.fresh(client) for client in (1, 2)}
         self.keys = {client: secure.public(own) for client, own in self.others.items()}
 
@@ -381,7 +380,7 @@ def test_a_session_is_for_one_round(number: object, tmp_path: Path) -> None:
 def test_a_run_keeps_its_recipe(tmp_path: Path) -> None:
     curious = Curious(tmp_path)
     curious.session()
-    curious.recipe = config.dump(recipe("fedavg"))
+    curious.recipe = recipe("fedavg").to_toml()
     for _ in range(2):
         assert curious.error("hello") == "this run began with another recipe, which cannot change"
         curious.worker = workers(tmp_path)["north"]  # it has not forgotten

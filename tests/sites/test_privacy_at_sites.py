@@ -12,7 +12,6 @@ from promptfed.core.errors import PromptFedError
 from promptfed.core.tree import Tree
 from promptfed.federation.guards.accountant import epsilon
 from promptfed.federation.loop import rng_for
-from promptfed.runs import config
 from promptfed.sites import coordinator, wire
 from promptfed.sites.settings import Federation
 from promptfed.sites.wire import Message
@@ -84,7 +83,7 @@ class Site:
     def __init__(self, folder: Path) -> None:
         words = ("guards.clip=0.0001", "guards.noise=20.0", "guards.entropy=system", "rounds=2")
         self.folder = folder
-        self.recipe = config.dump(recipe("fedavg", *words, f"guards.budget={epsilon(20.0, 1e-5, 2) + 1e-9}"))
+        self.recipe = recipe("fedavg", *words, f"guards.budget={epsilon(20.0, 1e-5, 2) + 1e-9}").to_toml()
         self.restart()
 
     def restart(self) -> None:

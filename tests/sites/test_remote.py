@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from promptfed.core.errors import PromptFedError
-from promptfed.runs import config
 from promptfed.sites import coordinator, wire
 from promptfed.sites.settings import Federation
 from promptfed.sites.wire import Message
@@ -261,7 +260,7 @@ def test_what_is_not_there_over_sites_is_refused(tmp_path: Path) -> None:
 def test_a_site_imports_nothing_that_a_recipe_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "foreign.py").write_text("raise SystemExit('it ran')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    text = config.dump(recipe("fedavg")).replace('name = "fedavg"', 'name = "foreign:Method"')
+    text = recipe("fedavg").to_toml().replace('name = "fedavg"', 'name = "foreign:Method"')
     head = {"run": "x", "round": 0, "nonce": "0", "kind": "hello", "site": "north", "client": 0, "classes": []}
     answer = next(iter(workers(tmp_path).values())).answer(wire.pack(Message(head | {"recipe": text}, {})))
     error = wire.unpack(answer, 2**30).head["error"]
@@ -313,5 +312,5 @@ def test_noise_the_coordinator_could_work_out_is_refused_on_both_sides(tmp_path:
         coordinator.create(tmp_path / "run", keyed, Federation(NAMES))
     worker = next(iter(workers(tmp_path).values()))
     head = {"run": "x", "round": 0, "nonce": "0", "kind": "hello", "site": "north", "client": 0, "classes": []}
-    answer = worker.answer(wire.pack(Message(head | {"recipe": config.dump(keyed)}, {})))
+    answer = worker.answer(wire.pack(Message(head | {"recipe": keyed.to_toml()}, {})))
     assert "set guards.entropy=system" in wire.unpack(answer, 2**30).head["error"]

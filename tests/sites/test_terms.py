@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from promptfed.core.errors import PromptFedError
-from promptfed.runs import config
 from promptfed.sites import coordinator, wire
 from promptfed.sites.terms import FILE, Limits, Terms, read_terms
 from promptfed.sites.wire import Message, Refused
@@ -95,12 +94,12 @@ def test_a_site_answers_no_request_beyond_its_terms(tmp_path: Path) -> None:
     north.home.mkdir(parents=True)
     written(north.home, "[guards]\nnoise = 4.0")
     head = {"run": "x", "round": 0, "nonce": "0", "kind": "hello", "site": "north", "client": 0, "classes": []}
-    bare = Message(head | {"recipe": config.dump(recipe("fedavg"))}, {})
+    bare = Message(head | {"recipe": recipe("fedavg").to_toml()}, {})
     told = wire.unpack(north.answer(wire.pack(bare)), 2**30)
     assert told.head["error"] == "its owner's terms ask for guards.noise=4 at least, not 0"
     assert told.tree == {}
     noisy = recipe("fedavg", "guards.clip=1", "guards.noise=4", "guards.entropy=system")
-    again = Message(head | {"run": "y", "recipe": config.dump(noisy)}, {})
+    again = Message(head | {"run": "y", "recipe": noisy.to_toml()}, {})
     assert "error" not in wire.unpack(north.answer(wire.pack(again)), 2**30).head
 
 
@@ -109,7 +108,7 @@ def test_broken_terms_let_nothing_through(tmp_path: Path) -> None:
     north.home.mkdir(parents=True)
     written(north.home, "secret = 'the owner typed this'")
     head = {"run": "x", "round": 0, "nonce": "0", "kind": "hello", "site": "north", "client": 0, "classes": []}
-    answer = north.answer(wire.pack(Message(head | {"recipe": config.dump(recipe("fedavg"))}, {})))
+    answer = north.answer(wire.pack(Message(head | {"recipe": recipe("fedavg").to_toml()}, {})))
     assert wire.unpack(answer, 2**30).head["error"] == "PromptFedError; the site's own log has the details"
 
 

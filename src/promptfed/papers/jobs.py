@@ -28,7 +28,7 @@ from promptfed.papers.timing import gpu_load, timed
 from promptfed.results.folder import names
 from promptfed.results.folder.parts import read_summary
 from promptfed.runs import config
-from promptfed.runs.config import Recipe
+from promptfed.runs.recipe import Recipe, first_difference
 
 STOPPED = "Stopped; run the same command again to go on."
 
@@ -134,13 +134,9 @@ def refuse_foreign(job: Job) -> None:
     if not path.is_file():
         return
     (stored,) = config.load(str(path))
-    here, there = config.flatten(stored), config.flatten(job.recipe)
-    odd = [key for key in here | there if here.get(key) != there.get(key) and key not in ("device", "rounds")]
     if stored.hash != job.recipe.hash or stored.rounds > job.recipe.rounds:
-        key = odd[0] if stored.hash != job.recipe.hash and odd else "rounds"
-        raise PromptFedError(
-            f"{job.folder} was run with {key}={here.get(key)}, not {there.get(key)}; choose another --out."
-        )
+        odd = first_difference(stored, job.recipe)
+        raise PromptFedError(f"{job.folder} was run with {odd}; choose another --out.")
 
 
 def _same_training(job: Job, twin: Path) -> bool:

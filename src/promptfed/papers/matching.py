@@ -8,7 +8,8 @@ from typing import Any
 from promptfed.core.errors import PromptFedError
 from promptfed.papers.comparison import paper_measure, paper_result
 from promptfed.papers.plan import cell_recipe
-from promptfed.papers.reproduce import OUR_OWN, compared_clients, deviations, find_table
+from promptfed.papers.reproduce import compared_clients, deviations, find_table
+from promptfed.results.recipe_keys import OURS
 from promptfed.results.report import PaperLayout, PaperPlace, RunFolder
 from promptfed.runs import config, registry
 from promptfed.runs.cells import PaperTable
@@ -59,10 +60,10 @@ def _recipe(run: RunFolder) -> Recipe | None:
 
 def _names(table: PaperTable, recipes: Mapping[Path, Recipe]) -> dict[Path, str]:
     """Return the cell that every run is, if it is one."""
-    cells = {name: config.flatten(cell_recipe(cell, [])) for name, cell in table.cells().items()}
-    keys = {key for cell in cells.values() for key in cell if key not in OUR_OWN | {"rounds"}}
+    cells = {name: cell_recipe(cell, []).flatten() for name, cell in table.cells().items()}
+    keys = {key for cell in cells.values() for key in cell if key not in OURS | {"rounds"}}
     telling = [key for key in keys if len({repr(cell.get(key)) for cell in cells.values()}) > 1]
-    found = {path: _nearest(config.flatten(recipe), cells, telling) for path, recipe in recipes.items()}
+    found = {path: _nearest(recipe.flatten(), cells, telling) for path, recipe in recipes.items()}
     return {path: name for path, name in found.items() if name}
 
 

@@ -41,12 +41,10 @@ from promptfed.papers.plan import (
 )
 from promptfed.papers.rendering import write_table
 from promptfed.papers.timing import read_timings
-from promptfed.runs import config, registry
+from promptfed.results.recipe_keys import OURS
+from promptfed.runs import registry
 from promptfed.runs.cells import SUFFIX, PaperTable, TableCell, read_cells
-from promptfed.runs.config import Recipe
-
-# how a run is simulated, how often it is looked at and where: nothing of this changes what the paper did
-OUR_OWN = {"seed", "device", "checkpoint_seconds", "evaluate.every", "evaluate.personal", "evaluate.after"}
+from promptfed.runs.recipe import Recipe, differences
 
 
 def find_table(source: str) -> PaperTable:
@@ -232,11 +230,11 @@ def _changes(table: PaperTable, settings: Mapping[str, Recipe]) -> dict[str, lis
     found: dict[str, list[str]] = {}
     cells = table.cells()
     for name, recipe in settings.items():
-        theirs, ours = config.flatten(cell_recipe(cells[name], overrides_of(table.theirs))), config.flatten(recipe)
+        odd = differences(cell_recipe(cells[name], overrides_of(table.theirs)), recipe, OURS)
         found[name] = [
-            f"`{key}`: {_value(theirs.get(key))} → {_value(ours.get(key))}"
-            for key in theirs | ours
-            if key not in OUR_OWN and not key.startswith("fleet.") and theirs.get(key) != ours.get(key)
+            f"`{key}`: {_value(theirs)} → {_value(ours)}"
+            for key, (theirs, ours) in odd.items()
+            if not key.startswith("fleet.")
         ]
         titles = cells[name].column.clients
         if cells[name].figure and (have := compared_clients(table, cells[name], recipe)) < len(titles):

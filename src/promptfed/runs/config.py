@@ -1,19 +1,17 @@
-"""Recipes: frozen values from TOML and dotted overrides, and the run they describe."""
+"""Reading recipes: from a file, a shipped recipe or a method's name, and dotted overrides, to frozen values."""
 
-import hashlib
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, fields, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from promptfed.backbones import BACKBONES
 from promptfed.core import options
 from promptfed.core.errors import PromptFedError, choice
 from promptfed.core.method import Method
-from promptfed.core.options import Count, NonNegative, Whole
 from promptfed.data.datasets import DATASETS
 from promptfed.data.partition import PARTITIONS
 from promptfed.federation import guards
@@ -21,88 +19,8 @@ from promptfed.methods.with_frame import WithFrame
 from promptfed.runs import nested, registry
 from promptfed.runs.cells import SUFFIX, TableCell
 from promptfed.runs.nested import Table
-
-PROMPTED = f"+{WithFrame.name}"  # ends the name of a method whose images have a visual prompt
-
-
-@dataclass(frozen=True)
-class FleetOptions:
-    """How clients are simulated: `auto` stacks them on a GPU and takes them one by one on a CPU."""
-
-    name: Literal["auto", "stacked", "one-by-one"] = "auto"
-    width: Whole = 0  # clients stacked at a time; 0: all of a round
-    memory_mb: NonNegative = 1024.0  # personal state kept in memory before it spills to disk
-    precision: Literal["tf32", "fp32"] = "tf32"  # of matrix products on a GPU
-
-
-@dataclass(frozen=True)
-class EvaluateOptions:
-    """When clients are tested."""
-
-    every: Count = 1  # rounds between evaluations; the last round is always evaluated
-    personal: bool = True  # false: before the last round, test only the server's own model
-    after: bool = True  # at the end, also test every client after one more local training
-    split: Literal["test", "val"] = "test"  # val: choose settings on validation images, never on test images
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Everything a run depends on. Tables hold a `name` and that thing's own fields."""
-
-    seed: Whole = 0
-    rounds: Count = 10
-    clients: Count = 20
-    per_round: Whole = 0  # clients that take part in a round; 0: all
-    sampling: Literal["uniform", "one-per-domain"] = "uniform"  # how they are drawn
-    newcomers: Whole = 0  # how many of the clients come only after the last round
-    join_rounds: Count = 5  # rounds of newcomers alone, if there are any
-    device: str = "auto"
-    checkpoint_seconds: NonNegative = 5.0
-    method: Table = field(default_factory=lambda: {"name": "pfedpt"})
-    data: Table = field(default_factory=lambda: {"name": "fashion-shops", "limit": 50})
-    partition: Table = field(default_factory=lambda: {"name": "pathological", "classes_per_client": 5})
-    prompt: Table = field(default_factory=dict)  # a visual prompt around the method's images; empty: none
-    backbone: Table = field(default_factory=dict)  # empty: the method's own choice
-    fleet: Table = field(default_factory=lambda: {"name": "auto"})
-    evaluate: Table = field(default_factory=dict)
-    guards: Table = field(default_factory=dict)  # empty: none
-
-    @property
-    def hash(self) -> str:
-        """Return the fingerprint of all that decides the numbers; the length and the place of the run do not."""
-        same = {"rounds": 1, "checkpoint_seconds": 0.0, "device": "auto"}
-        content = asdict(self) | same | {"guards": guards.deciding(self.guards)}
-        method = str(self.method.get("name")).removesuffix(PROMPTED)
-        for key, default in LATER.items():
-            owner, _, path = key.rpartition(":")
-            table, _, name = path.rpartition(".")
-            place = content[table] if table else content
-            if owner in ("", method) and place.get(name) == default:
-                del place[name]
-        return "sha256:" + hashlib.sha256(nested.to_toml(content).encode()).hexdigest()
-
-
-# keys younger than the first runs: at these values a recipe keeps the fingerprint it had without them; a key that is
-# young to one method alone stands behind its name
-LATER = {
-    "sampling": "uniform",
-    "data.only": "",
-    "data.split": "fedbn",
-    "data.validate": True,
-    "partition.each": 0,
-    "partition.repeat": False,
-    "partition.unseen": "",
-    "method.tune_epochs": 0,
-    "method.test_prompt": "own",
-    "per-fedavg:method.drop_last": False,
-    "fedrep:method.drop_last": False,
-    "fedbabu:method.drop_last": False,
-}
-DEFAULTS = {
-    part: table["name"] for part, table in asdict(Recipe()).items() if isinstance(table, dict) and "name" in table
-}
-TABLES = ("method", "prompt", "data", "partition", "backbone", "fleet", "evaluate", "guards")
-
+from promptfed.runs.recipe import DEFAULTS, PROMPTED, TABLES, EvaluateOptions, FleetOptions
+from promptfed.runs.recipe import Recipe as Recipe
 
 # -- reading --------------------------------------------------------------------------------------------------------
 
@@ -350,16 +268,3 @@ def training(recipe: Recipe) -> Recipe:
     """Return the recipe without the options that matter in testing alone: equal ones train the same."""
     testing = build_method(recipe).traits.testing
     return replace(recipe, method={key: value for key, value in recipe.method.items() if key not in testing})
-
-
-# -- writing ----------------------------------------------------------------------------------------------------------
-
-
-def flatten(recipe: Recipe) -> Table:
-    """Return the recipe under dotted keys."""
-    return {".".join(path): value for path, value in nested.leaves(asdict(recipe))}
-
-
-def dump(recipe: Recipe) -> str:
-    """Return the recipe as TOML."""
-    return nested.to_toml(asdict(recipe))

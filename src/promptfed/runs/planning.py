@@ -29,7 +29,7 @@ from promptfed.federation.sampling import choose
 from promptfed.federation.store import Store
 from promptfed.results.folder.record import Record
 from promptfed.runs import config
-from promptfed.runs.config import EvaluateOptions, FleetOptions, Recipe
+from promptfed.runs.recipe import EvaluateOptions, FleetOptions, Recipe
 
 
 @dataclass(frozen=True)

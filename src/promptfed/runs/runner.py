@@ -33,8 +33,8 @@ from promptfed.results.folder.parts import read_summary
 from promptfed.results.folder.record import Line, Record, over_sites
 from promptfed.results.report import compare, read_run, write_report
 from promptfed.runs import config, domains, nested
-from promptfed.runs.config import Recipe
 from promptfed.runs.planning import Plan, make_loop, prepare
+from promptfed.runs.recipe import Recipe, first_difference
 
 PICTURES = 64  # clients whose prompts are drawn
 
@@ -117,7 +117,7 @@ def sweep_folders(recipes: list[Recipe], out: Path | None) -> list[Path]:
     if len(recipes) == 1:
         return [out or default_folder(recipes[0])]
     parent = out or default_folder(recipes[0])
-    flat = [config.flatten(recipe) for recipe in recipes]
+    flat = [recipe.flatten() for recipe in recipes]
     told: list[str] = []  # another method has other fields: its name says it all
     for key in sorted(dict.fromkeys(chain(*flat)), key=lambda one: "." in one and not one.endswith(".name")):
         if _apart(flat, [*told, key]) > _apart(flat, told):
@@ -154,7 +154,7 @@ def start(recipe: Recipe, folder: Path, method: Method | None = None) -> Result:
     record = Record(folder)
     loop = make_loop(plan, record)
     loop.store.get(0)  # a method that does not fit the images says so before anything is written
-    record.begin(config.dump(recipe), environment(plan.device))
+    record.begin(recipe.to_toml(), environment(plan.device))
     plan.partition.save(folder / names.PARTITION, plan.dataset)
     return _execute(plan, loop)
 
@@ -167,7 +167,9 @@ def go_on(folder: Path, recipe: Recipe | None = None, method: Method | None = No
     stored = single(config.load(str(folder / names.RECIPE)))
     wanted = stored if recipe is None else recipe
     if wanted.hash != stored.hash:
-        raise PromptFedError(f"{folder} was run with {_difference(stored, wanted)}; resume it without that change.")
+        raise PromptFedError(
+            f"{folder} was run with {first_difference(stored, wanted)}; resume it without that change."
+        )
     longer = wanted.rounds > stored.rounds or _raised(stored, wanted)
     if longer and stored.newcomers:
         raise PromptFedError(f"In {folder} newcomers join after round {stored.rounds}; it cannot go on to more rounds.")
@@ -195,10 +197,7 @@ def read_again(source: Path, recipe: Recipe, folder: Path) -> Result:
     stored = single(config.load(str(source / names.RECIPE)))
     theirs, ours = config.training(stored), config.training(recipe)
     if theirs.hash != ours.hash or stored.rounds != recipe.rounds:
-        found = (
-            f"rounds={stored.rounds}, not {recipe.rounds}" if theirs.hash == ours.hash else _difference(theirs, ours)
-        )
-        raise PromptFedError(f"{source} was trained with {found}; it cannot be read as that.")
+        raise PromptFedError(f"{source} was trained with {first_difference(theirs, ours)}; it cannot be read as that.")
     plan, old = prepare(recipe, None, source / names.PARTITION), Record(source)
     state = old.state(stored.hash, plan.partition.hash)
     record = Record(folder)
@@ -206,7 +205,7 @@ def read_again(source: Path, recipe: Recipe, folder: Path) -> Result:
     if state is None or state["round"] != loop.settings.total:
         raise PromptFedError(f"{source} is not finished; resume it first.")
     old.read(state["round"])
-    record.begin(config.dump(recipe), environment(plan.device))
+    record.begin(recipe.to_toml(), environment(plan.device))
     plan.partition.save(folder / names.PARTITION, plan.dataset)
     shutil.copytree(old.checkpoint, record.checkpoint, dirs_exist_ok=True)
     (record.checkpoint / names.STATE).unlink()  # it is the other recipe's
@@ -228,20 +227,6 @@ def _raised(stored: Recipe, wanted: Recipe) -> bool:
     if now < before:
         raise PromptFedError(f"guards.budget={now:g} is less than the run began with; it can go on with more.")
     return now > before
-
-
-def _difference(stored: Recipe, wanted: Recipe) -> str:
-    """Name one key in which two recipes differ."""
-    for key in ("seed", "clients", "per_round", "sampling", "newcomers", "join_rounds", *config.TABLES):
-        here, there = getattr(stored, key), getattr(wanted, key)
-        if here == there:
-            continue
-        if not isinstance(here, dict):
-            return f"{key}={here}, not {there}"
-        for name in here | there:
-            if here.get(name) != there.get(name):
-                return f"{key}.{name}={here.get(name)}, not {there.get(name)}"
-    return "another recipe"
 
 
 def environment(device: torch.device) -> dict[str, object]:
@@ -342,10 +327,10 @@ def _go_back(loop: Loop, recipe: Recipe, partition: Partition) -> None:
     else:
         loop.restore(state)
     stored = record.folder / names.RECIPE
-    if stored.read_text(encoding="utf-8") != config.dump(recipe):  # it was asked for more rounds, or on another device
+    if stored.read_text(encoding="utf-8") != recipe.to_toml():  # it was asked for more rounds, or on another device
         for stale in (names.SUMMARY, names.FIGURES):
             (record.folder / stale).unlink(missing_ok=True)
-        write_text(stored, config.dump(recipe))
+        write_text(stored, recipe.to_toml())
 
 
 def _note(line: Line) -> str:

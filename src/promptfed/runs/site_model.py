@@ -54,7 +54,7 @@ def write_model(
         "mean": dataset.mean,
         "std": dataset.std,
         "facts": {name: value.tolist() for name, value in facts.items()},
-        "recipe": config.dump(recipe),
+        "recipe": recipe.to_toml(),
     }
     write_json(folder / ABOUT, about)
     write_tree(folder / MODEL, params)

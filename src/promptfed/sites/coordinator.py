@@ -30,8 +30,8 @@ from promptfed.results.folder import names
 from promptfed.results.folder.record import Line, Record
 from promptfed.results.report import write_report
 from promptfed.runs import config
-from promptfed.runs.config import EvaluateOptions, Recipe
 from promptfed.runs.planning import affordable, pick_device
+from promptfed.runs.recipe import EvaluateOptions, Recipe
 from promptfed.runs.runner import environment
 from promptfed.sites.client_run import ClientRun, blank_dataset, build_client_run, read_recipe
 from promptfed.sites.exchange import Exchange
@@ -117,7 +117,7 @@ def create(folder: Path, recipe: Recipe, federation: Federation) -> None:
     founders = recipe.clients - recipe.newcomers
     drawn = recipe.per_round or founders
     affordable(recipe, guards.build(recipe.guards, config.build_method(recipe), recipe.seed, founders, drawn))
-    Record.create(folder, config.dump(recipe), environment(pick_device("cpu")))
+    Record.create(folder, recipe.to_toml(), environment(pick_device("cpu")))
     known = {"sites": federation.sites, "newcomers": recipe.newcomers, "run": f"{folder.name}-{secrets.token_hex(4)}"}
     write_json(folder / names.FEDERATION, known)
 

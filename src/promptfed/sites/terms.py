@@ -22,7 +22,7 @@ from promptfed.core.errors import PromptFedError, choice
 from promptfed.core.options import NonNegative, Range
 from promptfed.federation.guards import GuardOptions
 from promptfed.runs import registry
-from promptfed.runs.config import PROMPTED, Recipe
+from promptfed.runs.recipe import PROMPTED, Recipe
 from promptfed.sites.wire import Refused
 
 FILE = "terms.toml"

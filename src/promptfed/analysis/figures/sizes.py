@@ -11,12 +11,11 @@ from promptfed.analysis.figures.drawing import Drawing
 from promptfed.core.errors import PromptFedError
 from promptfed.results.folder.parts import Scores
 from promptfed.results.folder.reader import RunFolder, read_run
+from promptfed.results.recipe_keys import EVALUATION
 from promptfed.results.report.groups import flat
 
 # Where recipes have the size of a visual prompt and its kind: pFedPT itself, and the prompt around another method.
 PLACES = {"method.size": "method.prompt", "prompt.size": "prompt.kind"}
-# What runs of one line may differ in besides: it does not change what is trained, nor how it is tested at the end.
-SAME = {"seed", "device", "checkpoint_seconds", "evaluate.every", "evaluate.personal", "evaluate.after"}
 # The tables whose keys depend on the method.
 OWN = ("method.", "prompt.")
 
@@ -62,7 +61,7 @@ def sized(run: RunFolder) -> Sized:
         if size in keys and kind in keys:
             if run.scores is None:
                 raise PromptFedError(f'Run folder "{run.path}" has no accuracy of its clients.')
-            rest = {key: value for key, value in keys.items() if key not in {size, kind, *SAME}}
+            rest = {key: value for key, value in keys.items() if key not in {size, kind, *EVALUATION}}
             return Sized(run, keys[kind], int(keys[size]), run.scores, rest)
     raise PromptFedError(
         f'Run folder "{run.path}" has no prompt with a size; pfedpt has method.size, and other methods prompt.size.'

@@ -6,9 +6,8 @@ from typing import Any
 
 from promptfed.core.errors import PromptFedError
 from promptfed.results.folder.reader import RunFolder
+from promptfed.results.recipe_keys import REPEATED
 
-# Keys in which runs of one row may differ: the seed, where a run was made, and how often it was saved.
-_POOLED = {"seed", "device", "checkpoint_seconds"}
 # Keys that a table shows anyway.
 _SHOWN = {"clients", "rounds"}
 _OWN_TABLES = ("data", "partition", "backbone")
@@ -77,7 +76,7 @@ def flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     for key, value in recipe.items():
         if isinstance(value, Mapping):
             found |= flat(value, f"{prefix}{key}.")
-        elif key not in _POOLED:
+        elif key not in REPEATED:
             found[prefix + key] = str(value)
     return found
 

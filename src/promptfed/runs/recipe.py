@@ -1,0 +1,115 @@
+"""A recipe: a frozen value with every key of a run, its fingerprint, its text, and how two recipes differ."""
+
+import hashlib
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+from promptfed.core.options import Count, NonNegative, Whole
+from promptfed.federation import guards
+from promptfed.methods.with_frame import WithFrame
+from promptfed.results.recipe_keys import PLACE
+from promptfed.runs import nested
+from promptfed.runs.nested import Table
+
+PROMPTED = f"+{WithFrame.name}"  # ends the name of a method whose images have a visual prompt
+
+
+@dataclass(frozen=True)
+class FleetOptions:
+    """How clients are simulated: `auto` stacks them on a GPU and takes them one by one on a CPU."""
+
+    name: Literal["auto", "stacked", "one-by-one"] = "auto"
+    width: Whole = 0  # clients stacked at a time; 0: all of a round
+    memory_mb: NonNegative = 1024.0  # personal state kept in memory before it spills to disk
+    precision: Literal["tf32", "fp32"] = "tf32"  # of matrix products on a GPU
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """When clients are tested."""
+
+    every: Count = 1  # rounds between evaluations; the last round is always evaluated
+    personal: bool = True  # false: before the last round, test only the server's own model
+    after: bool = True  # at the end, also test every client after one more local training
+    split: Literal["test", "val"] = "test"  # val: choose settings on validation images, never on test images
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything a run depends on. Tables hold a `name` and that thing's own fields."""
+
+    seed: Whole = 0
+    rounds: Count = 10
+    clients: Count = 20
+    per_round: Whole = 0  # clients that take part in a round; 0: all
+    sampling: Literal["uniform", "one-per-domain"] = "uniform"  # how they are drawn
+    newcomers: Whole = 0  # how many of the clients come only after the last round
+    join_rounds: Count = 5  # rounds of newcomers alone, if there are any
+    device: str = "auto"
+    checkpoint_seconds: NonNegative = 5.0
+    method: Table = field(default_factory=lambda: {"name": "pfedpt"})
+    data: Table = field(default_factory=lambda: {"name": "fashion-shops", "limit": 50})
+    partition: Table = field(default_factory=lambda: {"name": "pathological", "classes_per_client": 5})
+    prompt: Table = field(default_factory=dict)  # a visual prompt around the method's images; empty: none
+    backbone: Table = field(default_factory=dict)  # empty: the method's own choice
+    fleet: Table = field(default_factory=lambda: {"name": "auto"})
+    evaluate: Table = field(default_factory=dict)
+    guards: Table = field(default_factory=dict)  # empty: none
+
+    def flatten(self) -> Table:
+        """Return all values under dotted keys."""
+        return {".".join(path): value for path, value in nested.leaves(asdict(self))}
+
+    def to_toml(self) -> str:
+        """Return the text of recipe.toml."""
+        return nested.to_toml(asdict(self))
+
+    @property
+    def hash(self) -> str:
+        """Return the fingerprint of all that decides the numbers; the length and the place of the run do not."""
+        content = asdict(self) | PLACE | {"rounds": 1, "guards": guards.deciding(self.guards)}
+        method = str(self.method.get("name")).removesuffix(PROMPTED)
+        for key, default in ADDED_KEYS.items():
+            owner, _, path = key.rpartition(":")
+            table, _, name = path.rpartition(".")
+            place = content[table] if table else content
+            if owner in ("", method) and place.get(name) == default:
+                del place[name]
+        return "sha256:" + hashlib.sha256(nested.to_toml(content).encode()).hexdigest()
+
+
+# Keys added after the first runs: at these values a recipe keeps the fingerprint it had without them. "NAME:KEY" is
+# a key that was added to one method only.
+ADDED_KEYS = {
+    "sampling": "uniform",
+    "data.only": "",
+    "data.split": "fedbn",
+    "data.validate": True,
+    "partition.each": 0,
+    "partition.repeat": False,
+    "partition.unseen": "",
+    "method.tune_epochs": 0,
+    "method.test_prompt": "own",
+    "per-fedavg:method.drop_last": False,
+    "fedrep:method.drop_last": False,
+    "fedbabu:method.drop_last": False,
+}
+DEFAULTS = {
+    part: table["name"] for part, table in asdict(Recipe()).items() if isinstance(table, dict) and "name" in table
+}
+TABLES = ("method", "prompt", "data", "partition", "backbone", "fleet", "evaluate", "guards")
+
+
+def differences(one: Recipe, other: Recipe, ignored: Collection[str] = PLACE) -> dict[str, tuple[object, object]]:
+    """Return the dotted keys in which two recipes differ, with both values; a key that one lacks has None there."""
+    here, there = one.flatten(), other.flatten()
+    keys = [key for key in here | there if key not in ignored and here.get(key) != there.get(key)]
+    return {key: (here.get(key), there.get(key)) for key in keys}
+
+
+def first_difference(stored: Recipe, wanted: Recipe) -> str:
+    """Name a key that keeps `stored` from being `wanted`, as "KEY=STORED, not WANTED"; if none does, the length."""
+    found = differences(stored, wanted, {*PLACE, "rounds"}) if stored.hash != wanted.hash else {}
+    key, (here, there) = next(iter(found.items()), ("rounds", (stored.rounds, wanted.rounds)))
+    return f"{key}={here}, not {there}"
