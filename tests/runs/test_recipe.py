@@ -89,7 +89,7 @@ def test_a_key_that_one_recipe_lacks_is_a_difference() -> None:
         (["rounds=3", "device=cpu", "method.lr=0.5"], "method.lr=0.05, not 0.5"),
         (["rounds=3", "clients=7"], "clients=20, not 7"),
         (["rounds=3", "device=cpu"], "rounds=10, not 3"),
-        (["guards.clip=2"], "guards.robust=None, not mean"),
+        (["guards.clip=2"], "guards.clip=None, not 2.0"),
     ],
 )
 def test_the_first_difference_is_one_that_matters(words: list[str], sentence: str) -> None:
