@@ -108,11 +108,11 @@ RUNS = {  # what is trained, and whether its model is adapted to the client's im
 @pytest.fixture(scope="module", params=RUNS)
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bool]:
     """Return a run folder, and whether the method adapts."""
-    words, adapts = RUNS[request.param]
+    words, changes = RUNS[request.param]
     images = write_images(tmp_path_factory.mktemp("images") / "tiny.npz", 48)
     epochs = () if request.param == "per-fedavg" else ("method.epochs=1",)
     every = (f"data.name=npz:{images}", "partition.name=iid", *SMALL, *epochs, *words)
-    return run(request.param.removesuffix("+pt"), out=images.parent / "run", overrides=every).folder, adapts
+    return run(request.param.removesuffix("+pt"), out=images.parent / "run", overrides=every).folder, changes
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_images_are_loaded_only_to_adapt_a_model(trained: tuple[Path, bool], loa
 
 
 def test_a_model_opened_without_images_says_the_same(trained: tuple[Path, bool]) -> None:
-    folder, adapts = trained
+    folder, changes = trained
     opened, loop = open_run(folder), open_run(folder).loop
     assert same(opened.server, loop.server)
     for client in range(3):
@@ -155,7 +155,7 @@ def test_a_model_opened_without_images_says_the_same(trained: tuple[Path, bool])
         wanted = loop.method.adapt(loop.task, down, loop.store.get(client), data)
         found = opened.deployed(client)
         assert torch.equal(logits(loop, client, found), logits(loop, client, wanted))
-        assert not adapts or same(found, wanted)
+        assert not changes or same(found, wanted)
 
 
 def test_facts_come_from_the_partitions_file(trained: tuple[Path, bool], loads: list[str]) -> None:
