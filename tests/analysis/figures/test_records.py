@@ -1,11 +1,19 @@
-"""Figures from the records alone, on the fake run folders here: exact numbers, and names that tell runs apart."""
+"""Figures from the records alone, on fake run folders: exact numbers, and names that distinguish runs."""
+
+from pathlib import Path
 
 import pytest
 
 from promptfed.analysis.figures.records import drift, drifts, labels, named
 from promptfed.core.errors import PromptFedError
 from promptfed.results.folder.reader import read_run
+from support.fake_runs import run_maker
 from support.reports import MakeRun
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> MakeRun:
+    return run_maker(tmp_path)
 
 
 def test_drift_is_what_every_round_recorded(make_run: MakeRun) -> None:
@@ -18,7 +26,7 @@ def test_drift_is_what_every_round_recorded(make_run: MakeRun) -> None:
     assert not drawn.plot.legends
 
 
-def test_runs_are_told_apart_by_seed_setting_or_folder(make_run: MakeRun) -> None:
+def test_runs_are_distinguished_by_seed_setting_or_folder(make_run: MakeRun) -> None:
     dirs = [make_run("a"), make_run("b", seed=1), make_run("c", method="other"), make_run("d", dataset="mnist")]
     names = list(named([*dirs, dirs[0]]))
     assert names == ["pfedpt, seed 0", "pfedpt, seed 1", "other", "pfedpt"]
