@@ -166,5 +166,5 @@ def test_a_run_that_nobody_measured_has_no_fid(tmp_path: Path) -> None:
 def test_measures_that_cannot_be_read(tmp_path: Path) -> None:
     for damaged in ("{", "[]", "{}"):
         (tmp_path / "quality.json").write_text(damaged)
-        with pytest.raises(PromptFedError, match=r"quality\.json is damaged; give promptfed quality .* again\."):
+        with pytest.raises(PromptFedError, match=r"quality\.json is damaged; run promptfed quality .* again\."):
             with_quality(summary(0.5), tmp_path)

@@ -124,13 +124,13 @@ def test_it_is_read_back_as_written(tmp_path: Path) -> None:
 
 
 def test_what_is_no_table_gets_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(PromptFedError, match="There is no table in"):
+    with pytest.raises(PromptFedError, match="holds no table"):
         read_table(tmp_path)
     (tmp_path / "table.json").write_text("{")
-    with pytest.raises(PromptFedError, match="no valid JSON"):
+    with pytest.raises(PromptFedError, match="is not valid JSON"):
         read_table(tmp_path)
     (tmp_path / "table.json").write_text(json.dumps({"rows": []}))
-    with pytest.raises(PromptFedError, match=r"no table\.json of promptfed reproduce"):
+    with pytest.raises(PromptFedError, match="was not written by promptfed reproduce"):
         read_table(tmp_path)
 
 
@@ -189,9 +189,9 @@ def test_the_best_of_a_grid_is_compared_by_what_the_paper_prints() -> None:
 
 def test_an_unfinished_table_says_so() -> None:
     assert "Unfinished" not in to_markdown(outcome())
-    sentence = "3 runs are still to be made; till then a cell may be empty or have fewer seeds."
+    sentence = "3 runs are not finished; until then a cell may be empty or have fewer seeds."
     assert f"## Unfinished\n\n- {sentence}\n\n## Failures" in to_markdown(outcome(unfinished=3))
-    assert remarks(outcome(unfinished=1))["Unfinished"][0].startswith("1 run is still to be made;")
+    assert remarks(outcome(unfinished=1))["Unfinished"][0].startswith("1 run is not finished;")
 
 
 # -- for papers and programs ------------------------------------------------------------------------------------------

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from promptfed.papers import jobs, reproduce
+from promptfed.papers.deviations import deviations
 from promptfed.papers.jobs import Job, JobResult
 from promptfed.papers.plan import TablePlan, cell_recipe
 from promptfed.papers.rendering import read_table, to_markdown
-from promptfed.papers.reproduce import deviations, find_table
+from promptfed.papers.reproduce import find_table
 from promptfed.runs import config
 from support.command import promptfed
 from support.small_tables import counted_runs, folders, given_table, run  # noqa: F401  fixtures
@@ -248,7 +249,7 @@ def test_the_table_is_written_after_every_run(table: Path, tmp_path: Path, monke
     ]
     assert seen == expected
     stopped = read_table(out)
-    assert "## Unfinished\n\n- 1 run is still to be made;" in to_markdown(stopped)
+    assert "## Unfinished\n\n- 1 run is not finished;" in to_markdown(stopped)
     monkeypatch.setattr(jobs, "run_job", run_job)
     assert run(table, out, *words).code == 0
     assert "unfinished" not in read_table(out)

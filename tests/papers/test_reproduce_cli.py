@@ -56,9 +56,9 @@ MISTAKES = {
     "seeds that are none": (["TABLE", "--seeds", "0,x"], 'not "0,x"'),
     "a seed twice": (["TABLE", "--seeds", "1,1"], "different whole numbers"),
     "a seed as a key": (["TABLE", "seed=3"], "--seeds 0,1,2"),
-    "a split as a key": (["TABLE", "evaluate.split=val"], "--tune uses the validation images"),
+    "a split as a key": (["TABLE", "evaluate.split=val"], "only --tune uses validation images"),
     "a sweep": (["TABLE", "rounds=[1,2]"], "sweep of 2 runs"),
-    "no folder to merge": (["TABLE", "--merge", "nowhere"], "There is no folder nowhere to merge."),
+    "no folder to merge": (["TABLE", "--merge", "nowhere"], "Folder nowhere, given to --merge, does not exist."),
     "no worker": (["TABLE", "--workers", "0"], "at least 1 worker"),
     "unknown key": (["TABLE", "method.epoch=3"], 'did you mean "method.epochs"?'),
 }

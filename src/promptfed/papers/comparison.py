@@ -1,7 +1,6 @@
-"""What came out of a table's runs beside what the paper printed, in numbers: the content of table.json.
+"""Compare the results of a table's runs with the numbers the paper printed: the content of table.json.
 
-All accuracies here are percents, as papers print them; a FID is what it is. Nothing here runs anything or imports
-torch.
+Accuracies are in percent, as papers print them; FIDs are not scaled. Nothing here runs anything or imports torch.
 """
 
 import json
@@ -19,8 +18,8 @@ from promptfed.results.folder import names
 from promptfed.results.folder.reader import per_domain
 from promptfed.runs.cells import PrintedFigure, TableCell
 
-FAR = 3.0  # points between ours and the paper's that are worth a line
-FEWEST = 3  # methods whose order says something
+FAR = 3.0  # a larger difference from the paper, in points, is listed
+FEWEST = 3  # methods needed to compare their order
 
 
 class ClientTraffic(TypedDict):
@@ -33,13 +32,13 @@ class ClientTraffic(TypedDict):
 
 
 class Ours(TypedDict):
-    """The runs of one setting, one per seed; a seed without a result is under `problems`, with a sentence."""
+    """The runs of one cell, one per seed; a seed without a result has a sentence in `problems`."""
 
     mean: float | None
-    std: float | None  # over seeds, the sample's
-    weighted: NotRequired[float | None]  # every test image counts once, not every client
-    best_weighted: NotRequired[float | None]  # the same of the best round, as received; None if a seed lacks it
-    measured: NotRequired[str]  # in which features a FID was taken, and of how many pictures
+    std: float | None  # the sample standard deviation over seeds
+    weighted: NotRequired[float | None]  # the mean over test images, not over clients
+    best_weighted: NotRequired[float | None]  # the same in the best round, as received; None if a seed lacks it
+    measured: NotRequired[str]  # the features a FID was computed in, and the number of pictures
     per_client: list[float | None]
     before: float | None
     after: float | None
@@ -50,7 +49,7 @@ class Ours(TypedDict):
 
 
 class GridPoint(TypedDict):
-    """One point of a row's grid and its mean accuracy on the validation images, or what was the problem."""
+    """One point of a row's grid: its mean accuracy on the validation images, or a sentence about what went wrong."""
 
     setting: dict[str, Any]
     validation: float | None
@@ -58,16 +57,16 @@ class GridPoint(TypedDict):
 
 
 class Tuned(TypedDict):
-    """The best of a row's grid, and its runs on the test images; nothing is best where no point has a result."""
+    """The best point of a row's grid and its runs on the test images; empty if no point has a result."""
 
     setting: dict[str, Any]
     grid: list[GridPoint]
     ours: Ours
-    difference: float | None  # by the measure of the paper's figures
+    difference: float | None  # by the paper's own measure
 
 
 class PaperResult(TypedDict):
-    """The paper's figures for the clients that we have too."""
+    """The numbers the paper printed for the clients that our runs have."""
 
     mean: float
     per_client: list[float]
@@ -75,40 +74,40 @@ class PaperResult(TypedDict):
 
 
 class CellResult(TypedDict):
-    """One row in one column."""
+    """One row in one column: our result beside the paper's."""
 
     column: str
     row: str
     title: str
     ours: Ours
     paper: PaperResult | None
-    difference: float | None  # of our mean, whatever the paper's figures measure
+    difference: float | None  # of our mean, whichever measure the paper uses
     tuned: Tuned | None
 
 
 class Agreement(TypedDict):
-    """How far ours agree with the paper's in one column."""
+    """How well our results agree with the paper's in one column."""
 
     column: str
     methods: int
-    rank_correlation: dict[str, float | None]  # of the methods' order, by measure; None: too few methods, or all alike
-    far: list[str]  # rows that differ by more than three points
-    by: NotRequired[str]  # the measure of the paper's figures, which decides what is far
+    rank_correlation: dict[str, float | None]  # of the methods' order, by measure; None: too few methods, or all equal
+    far: list[str]  # rows that differ by more than `FAR` points
+    by: NotRequired[str]  # the paper's own measure, by which `far` is decided
 
 
 class Timing(TypedDict):
-    """What one command ran, in how much time."""
+    """How many runs one command made, and in how much time."""
 
     began: str
     runs: int
     workers: int
     seconds: float
     runs_per_hour: float
-    gpu_percent: float | None  # how busy the GPU was; None: there was none, or nobody could tell
+    gpu_percent: float | None  # how busy the GPU was; None if that is unknown
 
 
 class Heading(TypedDict):
-    """One column: its clients have titles where the paper tells them apart."""
+    """One column; its clients have titles if the paper prints them one by one."""
 
     name: str
     title: str
@@ -129,14 +128,14 @@ class Comparison(TypedDict):
     measures: NotRequired[list[str]]
     agreement: NotRequired[list[Agreement]]
     sittings: NotRequired[list[Timing]]
-    unfinished: NotRequired[int]  # runs that were still to be made when this was written
+    unfinished: NotRequired[int]  # runs that were not finished when this was written
 
 
 # -- from summaries to numbers --------------------------------------------------------------------------------------
 
 
 def headline(summary: Mapping[str, Any], measure: str) -> Mapping[str, Any]:
-    """Return `mean` and `per_client` of a run by that measure; of the server's own model, per domain."""
+    """Return `mean` and `per_client` of a run by that measure; for the server's own model, per domain."""
     if measure == "fid":
         return {"mean": _global(summary).get("fid"), "per_client": []}
     accuracy: Mapping[str, Any] = summary["accuracy"]
@@ -150,7 +149,7 @@ def headline(summary: Mapping[str, Any], measure: str) -> Mapping[str, Any]:
 
 
 def with_quality(summary: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
-    """Return a run's summary with what `promptfed quality` measured after its last round, if it did."""
+    """Return a run's summary with what `promptfed quality` measured after its last round, if anything."""
     path = folder / names.QUALITY
     if not path.is_file():
         return summary
@@ -158,11 +157,11 @@ def with_quality(summary: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
         return {**summary, "quality": found} if found["round"] == summary["rounds"] else summary
     except (ValueError, KeyError, TypeError):
-        raise PromptFedError(f"{path} is damaged; give promptfed quality {folder} again.") from None
+        raise PromptFedError(f"{path} is damaged; run promptfed quality {folder} again.") from None
 
 
 def _global(summary: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what was measured of the server's word; nothing if it has none, or if nobody measured."""
+    """Return what was measured of the server's word; empty if it has none or was not measured."""
     words = summary.get("quality", {}).get("words", [])
     return next((line for line in words if line["word"] == "global" and "client" not in line), {})
 
@@ -175,7 +174,7 @@ def _measured_how(summary: Mapping[str, Any]) -> str:
 def pool(
     summaries: Mapping[int, Mapping[str, Any]], problems: Mapping[int, str], per_round: int, measure: str = "mean"
 ) -> Ours:
-    """Return the runs of one setting as one value; `summaries` and `problems` are by seed."""
+    """Return the runs of one cell as one value; `summaries` and `problems` are by seed."""
     found = [summaries[seed] for seed in sorted(summaries)]
     accuracies = [summary["accuracy"] for summary in found]
     scale = 1 if measure == "fid" else 100
@@ -200,7 +199,7 @@ def pool(
 
 
 def paper_result(cell: TableCell, clients: int) -> PaperResult | None:
-    """Return the paper's figures; where we have only the first of its clients, its mean is taken over those."""
+    """Return the paper's numbers; if our runs have only the first of its clients, its mean is taken over those."""
     figure: PrintedFigure | None = cell.figure
     if figure is None:
         return None
@@ -214,7 +213,7 @@ def paper_result(cell: TableCell, clients: int) -> PaperResult | None:
 
 
 def paper_measure(measures: Sequence[str]) -> str:
-    """Return the measure of the paper's figures: a table shows `weighted` because its paper counts images."""
+    """Return the measure the paper uses: a table shows `weighted` because its paper averages over images."""
     return "weighted" if "weighted" in measures else measures[0]
 
 
@@ -225,9 +224,9 @@ def difference(ours: Ours, paper: PaperResult | None, measure: str = "mean") -> 
 
 
 def agreement(rows: Sequence[CellResult], measures: Sequence[str]) -> list[Agreement]:
-    """Compare ours with the paper's column by column: the order of the methods, and which are far from the paper's.
+    """Compare our results with the paper's column by column: the order of the methods, and which ones are far off.
 
-    What the paper's figures measure decides, and comes first. Rows without either are left out.
+    The paper's own measure decides, and comes first. Rows that lack our result or the paper's are left out.
     """
     found: list[Agreement] = []
     theirs = paper_measure(measures)
@@ -249,19 +248,19 @@ def agreement(rows: Sequence[CellResult], measures: Sequence[str]) -> list[Agree
 
 
 def order_correlation(ours: Sequence[float | None], theirs: Sequence[float]) -> float | None:
-    """Return how far the order of the methods agrees: 1 for the same order, −1 for the opposite; None for too few."""
+    """Return Spearman's correlation of the methods' order, ours against the paper's; None for too few methods."""
     pairs = [(one, other) for one, other in zip(ours, theirs, strict=True) if one is not None]
     found = rank_correlation(*np.array(pairs).T) if len(pairs) >= FEWEST else None
-    return None if found is None else round(round(found, 12), 4)  # first its last bits, which must not decide a tie
+    return None if found is None else round(round(found, 12), 4)  # the inner rounding drops floating-point noise
 
 
 def _measured(ours: Ours, measure: str) -> float | None:
-    """Return one of our numbers; the mean is that of the table's own headline."""
+    """Return one of our numbers; the mean is by the table's own measure."""
     return ours.get("weighted") if measure == "weighted" else ours["mean"]
 
 
 def _best_weighted(accuracies: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the best rounds' mean over all seeds: older runs have none, and some seeds are not all."""
+    """Return the mean of the best rounds over all seeds; None if a seed, such as of an older run, lacks it."""
     found = [_percent(accuracy.get("best_weighted")) for accuracy in accuracies]
     return None if None in found else _mean(found)
 
@@ -280,7 +279,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _per_client(found: Sequence[Mapping[str, Any]], measure: str) -> list[float | None]:
-    """Average every client or domain over the seeds, unless a seed's partition makes client 0 somebody else."""
+    """Average every client or domain over the seeds, unless the seeds have different partitions."""
     if measure != "deployed" and len({summary["partition_hash"] for summary in found}) > 1:
         return []
     runs = [headline(summary, measure)["per_client"] for summary in found]

@@ -1,7 +1,7 @@
-"""Running a table's jobs: one by one or side by side in worker processes, each run in a folder of its own.
+"""Run a table's jobs one by one, or in parallel in worker processes; each run has its own folder.
 
-What is finished is not run again, what was stopped goes on, and of jobs that train the same only the first trains. A
-failure costs one job, not the others, and is told at once: the rest may take hours.
+Finished runs are kept and stopped ones are resumed. Of jobs with the same training only the first is trained; the
+others evaluate its models. A failure ends one job, not the others, and is reported at once, as the rest may take hours.
 """
 
 import gc
@@ -30,22 +30,22 @@ from promptfed.results.folder.parts import read_summary
 from promptfed.runs import config
 from promptfed.runs.recipe import Recipe, first_difference
 
-STOPPED = "Stopped; run the same command again to go on."
+STOPPED = "Stopped; run the same command again to resume."
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run: what people call it, its recipe, and its folder."""
+    """One run: its label, its recipe and its folder."""
 
     label: str
     recipe: Recipe
     folder: Path
-    twins: tuple[Path, ...] = ()  # runs that train the same and are tested otherwise
+    twins: tuple[Path, ...] = ()  # runs with the same training and another evaluation
 
 
 @dataclass(frozen=True)
 class JobResult:
-    """What became of a job: its summary, or a sentence about the problem; neither if it was not run."""
+    """The result of a job: its summary, or a sentence about what went wrong; neither if it was not run."""
 
     summary: Mapping[str, Any] | None = None
     problem: str = ""
@@ -63,10 +63,10 @@ def execute(
     workers: int = 1,
     keep: OnProgress | None = None,
 ) -> dict[Path, JobResult]:
-    """Return what became of the jobs of all cells, whose folders lie in `out`.
+    """Return the results of the jobs of all cells by folder; the folders are in `out`.
 
-    Those of `wanted` cells are run unless they are finished there or in a folder to merge; others are looked up. What
-    is known so far is handed to `keep` before the first run, if some are finished already, and after every one.
+    Jobs of `wanted` cells are run unless they are finished there or in a folder to merge; the others are only looked
+    up. `keep` gets the results so far: before the first run, if any job is already finished, and after every run.
     """
     done = {job.folder: JobResult(_found(job, out, merge)) for some in jobs.values() for job in some}
     twins = _with_twins(jobs) if wanted else {}
@@ -79,15 +79,15 @@ def execute(
     sample = gpu_load if any(job.recipe.device != "cpu" for job in left) else None
     if keep is not None and any(one.summary is not None for one in done.values()):
         keep(done)
-    told = ""
+    last_problem = ""
     with timed(out, workers, sample) as count:
         for job, result in _one_by_one(left) if workers < 2 else _side_by_side(left, workers):
             done[job.folder] = result
             if result.summary is not None:
                 count()
-            elif result.problem != told:  # what ends all that are left is told once
-                told = result.problem
-                sys.stderr.write(f"{job.label}: {told}\n")
+            elif result.problem != last_problem:  # a problem that ends all remaining jobs is reported once
+                last_problem = result.problem
+                sys.stderr.write(f"{job.label}: {last_problem}\n")
             if keep is not None:
                 keep(done)
     return done
@@ -97,7 +97,7 @@ def execute(
 
 
 def _with_twins(jobs: Mapping[str, list[Job]]) -> dict[str, list[Job]]:
-    """Tell every job which others train the same, so that only the first of them need be trained."""
+    """Note in every job which others have the same training, so that only the first of them is trained."""
     trained: dict[str, list[Path]] = {}
     for job in (job for some in jobs.values() for job in some):
         trained.setdefault(config.training(job.recipe).hash, []).append(job.folder)
@@ -111,7 +111,7 @@ def _with_twins(jobs: Mapping[str, list[Job]]) -> dict[str, list[Job]]:
 
 
 def _found(job: Job, out: Path, merge: Sequence[Path]) -> Mapping[str, Any] | None:
-    """Return the summary of the job's run if it is finished in `out`, or else in one of the folders to merge."""
+    """Return the summary of the job's run if it is finished in `out` or in one of the folders to merge."""
     for place in (out, *merge):
         summary = finished(replace(job, folder=place / job.folder.relative_to(out)))
         if summary is not None:
@@ -120,7 +120,7 @@ def _found(job: Job, out: Path, merge: Sequence[Path]) -> Mapping[str, Any] | No
 
 
 def finished(job: Job) -> Mapping[str, Any] | None:
-    """Return the summary of the job's run if it is finished and of the same recipe."""
+    """Return the summary of the job's run if it is finished and has the same recipe."""
     if not (job.folder / names.SUMMARY).is_file():
         return None
     summary = read_summary(job.folder)
@@ -129,7 +129,7 @@ def finished(job: Job) -> Mapping[str, Any] | None:
 
 
 def refuse_foreign(job: Job) -> None:
-    """Refuse a folder that holds the run of another recipe, before anything runs; more rounds are welcome."""
+    """Refuse a folder with the run of another recipe before anything runs; asking for more rounds is fine."""
     path = job.folder / names.RECIPE
     if not path.is_file():
         return
@@ -140,7 +140,7 @@ def refuse_foreign(job: Job) -> None:
 
 
 def _same_training(job: Job, twin: Path) -> bool:
-    """Say whether the folder holds a finished run of what the job would train, with its models."""
+    """Return whether the folder holds a finished run with the job's training, its models included."""
     if not (twin / names.SUMMARY).is_file() or not (twin / names.CHECKPOINT / names.STATE).is_file():
         return False
     (stored,) = config.load(str(twin / names.RECIPE))
@@ -151,7 +151,7 @@ def _same_training(job: Job, twin: Path) -> bool:
 
 
 def run_job(job: Job) -> JobResult:
-    """Start or go on with one run; a failure becomes a sentence, so that the table goes on."""
+    """Start or resume one run; a failure becomes a sentence, so that the other jobs can run."""
     import torch
 
     from promptfed.runs import runner
@@ -179,7 +179,7 @@ def run_job(job: Job) -> JobResult:
 
 
 def _one_by_one(jobs: Sequence[Job]) -> Iterator[tuple[Job, JobResult]]:
-    """Run the jobs in this process. Each draws its own bar of rounds; a line before it says how far the table is."""
+    """Run the jobs in this process. Each shows a progress bar of its rounds, below a line with the table's progress."""
     began = time.monotonic()
     for number, job in enumerate(jobs):
         if sys.stderr.isatty():
@@ -196,7 +196,7 @@ def _about(seconds: float | None) -> str:
 
 
 def _side_by_side(jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, JobResult]]:
-    """Run the jobs in `workers` processes that each take one after another, because one run leaves a GPU idle."""
+    """Run the jobs in `workers` processes, because a single run does not keep a GPU busy."""
     context, others = multiprocessing.get_context("spawn"), set(multiprocessing.active_children())
     left, running, waiting = {job.folder: job for job in jobs}, dict[Future[JobResult], Job](), list(jobs)
     with (
@@ -205,7 +205,7 @@ def _side_by_side(jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, JobR
     ):
         try:
             while left:
-                # no job waits inside the pool, where Ctrl-C could not reach it
+                # jobs do not wait inside the pool, where Ctrl-C could not reach them
                 while len(running) < workers and (job := _next(waiting, running.values())):
                     waiting.remove(job)
                     running[processes.submit(_work_interruptibly, job)] = job
@@ -217,7 +217,7 @@ def _side_by_side(jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, JobR
                     advance(1, job.label)
                     yield job, result
         except BrokenProcessPool:
-            sentence = "A worker process died, perhaps for want of memory; run the same command again to go on."
+            sentence = "A worker process died, possibly out of memory; run the same command again to resume."
             yield from ((job, JobResult(problem=sentence)) for job in left.values())
         except KeyboardInterrupt:
             for child in set(multiprocessing.active_children()) - others:
@@ -227,13 +227,13 @@ def _side_by_side(jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, JobR
 
 
 def _next(waiting: Sequence[Job], running: Iterable[Job]) -> Job | None:
-    """Return the first job that none of the running ones trains for: once they are done it is only tested."""
+    """Return the first job whose training is not running already: once that is done, it only needs evaluation."""
     busy = {job.folder for job in running}
     return next((job for job in waiting if busy.isdisjoint(job.twins)), None)
 
 
 def _enter_worker(workers: int) -> None:
-    """Prepare a worker: its share of the cores, no bars of its own, and an end when the parent ends."""
+    """Prepare a worker: give it its share of the cores, hide its progress bars, and end it when the parent ends."""
     import torch
 
     torch.set_num_threads(max(1, torch.get_num_threads() // workers))
@@ -245,13 +245,13 @@ def _enter_worker(workers: int) -> None:
 
 
 def _leave_with(sentinel: int) -> None:
-    """End this process at once when the parent is gone: nobody would collect its results."""
+    """End this process as soon as the parent is gone, since its results would be lost."""
     multiprocessing.connection.wait([sentinel])
     os._exit(1)
 
 
 def _work_interruptibly(job: Job) -> JobResult:
-    """Let Ctrl-C stop a run in a worker, but never the worker itself."""
+    """Run a job so that Ctrl-C stops the run but not its worker."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return run_job(job)

@@ -1,4 +1,4 @@
-"""Which cell of a paper's table a run is, and so what the paper printed for it."""
+"""Match runs to the cells of a paper's table, and so to the numbers the paper printed."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -7,36 +7,41 @@ from typing import Any
 
 from promptfed.core.errors import PromptFedError
 from promptfed.papers.comparison import paper_measure, paper_result
+from promptfed.papers.deviations import compared_clients, deviations
 from promptfed.papers.plan import cell_recipe
-from promptfed.papers.reproduce import compared_clients, deviations, find_table
+from promptfed.papers.reproduce import find_table
 from promptfed.results.recipe_keys import OURS
 from promptfed.results.report import PaperLayout, PaperPlace, RunFolder
 from promptfed.runs import config, registry
 from promptfed.runs.cells import PaperTable
 from promptfed.runs.config import Recipe
 
-# a run that differs in one of these, or in its partition, is another method or stands in another column
+# a run that differs in one of these, or in its partition, belongs to another row or column
 SAME = ("method.name", "data.name", "backbone.name")
-SHOWN = {"mean": "mean", "weighted": "weighted", "deployed": "domains"}  # a table's measure as `compare` calls it
+SHOWN = {
+    "mean": "mean",
+    "weighted": "weighted",
+    "deployed": "domains",
+}  # from a table's measure to its name in `compare`
 
 Flat = Mapping[str, Any]
 
 
 def compared_measure(table: PaperTable) -> str:
-    """Return the measure of the table's figures by its name in `compare`."""
+    """Return the table's measure by its name in `compare`."""
     found = paper_measure(table.measures)
     if found not in SHOWN:
         raise PromptFedError(
-            f"The figures of {table.name} are of measure {found}, which compare has not; promptfed reproduce shows it."
+            f"compare cannot show the measure {found} of {table.name}; use promptfed reproduce {table.name} instead."
         )
     return SHOWN[found]
 
 
 def match_runs(table: PaperTable, runs: Sequence[RunFolder]) -> tuple[PaperLayout, list[str]]:
-    """Return where the runs stand in the table, and in what they were run otherwise than the paper did.
+    """Return the runs' places in the table, and how they deviate from what the paper did.
 
-    A run is the cell of its method, data set, partition and backbone that it is most like in all else by which the
-    table tells its cells apart. What is no cell, such as a method of one's own, has no place.
+    A run matches the cell with its method, data set, partition and backbone; among several, the one it differs least
+    from in the other keys by which the table's cells differ. A run without such a cell has no place.
     """
     recipes = {run.path: recipe for run in runs if (recipe := _recipe(run)) is not None}
     names = _names(table, recipes)
@@ -52,14 +57,14 @@ def match_runs(table: PaperTable, runs: Sequence[RunFolder]) -> tuple[PaperLayou
 
 
 def _recipe(run: RunFolder) -> Recipe | None:
-    """Return a run's recipe; one that is not understood, such as of a method from elsewhere, is in no table."""
+    """Return a run's recipe, or None if it cannot be read, for example because its method is not installed."""
     with suppress(PromptFedError):
         return config.resolve(run.recipe)
     return None
 
 
 def _names(table: PaperTable, recipes: Mapping[Path, Recipe]) -> dict[Path, str]:
-    """Return the cell that every run is, if it is one."""
+    """Return the cell that each run matches, for runs that match one."""
     cells = {name: cell_recipe(cell, []).flatten() for name, cell in table.cells().items()}
     keys = {key for cell in cells.values() for key in cell if key not in OURS | {"rounds"}}
     telling = [key for key in keys if len({repr(cell.get(key)) for cell in cells.values()}) > 1]
@@ -68,7 +73,7 @@ def _names(table: PaperTable, recipes: Mapping[Path, Recipe]) -> dict[Path, str]
 
 
 def _nearest(run: Flat, cells: Mapping[str, Flat], telling: Sequence[str]) -> str:
-    """Return the cell that a run is most like, unless several are equally near."""
+    """Return the cell that a run differs least from, unless there are several such cells."""
     apart = {
         name: sum(run.get(key) != cell.get(key) for key in telling)
         for name, cell in cells.items()
@@ -83,7 +88,7 @@ def _setting(recipe: Flat) -> dict[str, Any]:
 
 
 def _deviations(table: PaperTable, names: Mapping[Path, str], recipes: Mapping[Path, Recipe]) -> list[str]:
-    """Return what was run otherwise than the paper did, every sentence once; a cell may have several kinds of runs."""
+    """Return how the runs deviate from the paper, each sentence once; a cell may have several kinds of runs."""
     kinds: list[dict[str, Recipe]] = []
     for path, name in names.items():
         first = next((kind for kind in kinds if name not in kind), None)
@@ -94,7 +99,7 @@ def _deviations(table: PaperTable, names: Mapping[Path, str], recipes: Mapping[P
 
 
 def _nothing(table: PaperTable, recipes: Mapping[Path, Recipe]) -> str:
-    """Say that no run stands in the table, and in which shipped one some do."""
+    """Say that no run belongs to the table, and name a shipped table that has some of them."""
     other = next((name for name in registry.tables() if _names(find_table(name), recipes)), None)
     hint = f'did you mean "{other}"?' if other else f"its methods: {', '.join(row.title for row in table.rows)}."
-    return f"None of these runs is a cell of {table.name}; {hint}"
+    return f"None of these runs matches a cell of {table.name}; {hint}"

@@ -1,4 +1,4 @@
-"""What is to be run of a paper's table: its cells in their order, each with its recipe, its runs and its grid."""
+"""Plan the runs of a paper's table: its cells in order, each with its recipe, its runs and its grid."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,9 +17,9 @@ GridValues = dict[str, Any]
 
 @dataclass(frozen=True)
 class TablePlan:
-    """What to do with a table: overrides of all its recipes, seeds, which rows and columns in which order, and how.
+    """What the user asks for: overrides of all recipes, seeds, rows and columns in order, and how to run them.
 
-    Without rows or columns all are run, as the table has them.
+    Without rows or columns, all are run in the table's order.
     """
 
     out: Path
@@ -29,32 +29,34 @@ class TablePlan:
     columns: tuple[str, ...] = ()
     workers: int = 1
     tune: bool = False
-    merge: tuple[Path, ...] = ()  # other `out` folders of the same table: what is finished there is not run again
+    merge: tuple[Path, ...] = ()  # other `out` folders of the same table; runs finished there are not repeated
 
 
 @dataclass(frozen=True)
 class PlannedTable:
-    """What a plan makes of a table before anything runs: every cell that it shows, with its recipe and its runs."""
+    """A table before anything runs: every cell it will show, with its recipe and its runs."""
 
     table: PaperTable
     plan: TablePlan
-    wanted: Sequence[str]  # the cells to run, in this order; others are shown as far as they are finished
+    wanted: Sequence[str]  # the cells to run, in this order; others are shown if they are finished
     cells: Mapping[str, TableCell]
     settings: Mapping[str, Recipe]
     jobs: Mapping[str, list[Job]]
     trials: Mapping[str, list[tuple[GridValues, Job]]]
-    # worked out when they are first asked for, since a table is written many times
-    changes: dict[str, list[str]] = field(default_factory=dict)  # what a cell does otherwise than the paper did
-    bests: dict[tuple[str, str], list[Job]] = field(default_factory=dict)  # of the grids, by cell and setting
+    # caches, since the table is written many times
+    changes: dict[str, list[str]] = field(default_factory=dict)  # how a cell deviates from the paper
+    bests: dict[tuple[str, str], list[Job]] = field(
+        default_factory=dict
+    )  # the runs of the grids' best points, by cell and point
 
     @property
     def measure(self) -> str:
-        """Return what the table's headline measures."""
+        """Return the table's main measure."""
         return self.table.measures[0]
 
 
 def plan_table(table: PaperTable, plan: TablePlan) -> PlannedTable:
-    """Return what a plan makes of a table; a plan that cannot be followed is refused."""
+    """Return the planned table, or refuse a plan that cannot be carried out."""
     wanted = _selected(table, plan)
     _check_plan(plan)
     cells = {name: cell for name, cell in table.cells().items() if name in wanted or _fits(cell, plan.overrides)}
@@ -68,7 +70,7 @@ def plan_table(table: PaperTable, plan: TablePlan) -> PlannedTable:
 
 
 def _selected(table: PaperTable, plan: TablePlan) -> list[str]:
-    """Return the names of the cells in the rows and columns asked for, row by row if rows were named."""
+    """Return the names of the cells in the requested rows and columns, row by row if rows were named."""
     for what, asked, known in (("row", plan.rows, table.rows), ("column", plan.columns, table.columns)):
         for name in asked:
             if name not in (names := [one.name for one in known]):
@@ -83,47 +85,51 @@ def _selected(table: PaperTable, plan: TablePlan) -> list[str]:
 
 
 def _place(cell: TableCell, plan: TablePlan) -> tuple[int, int]:
-    """Return where a cell stands in the order of the rows and columns that were named."""
+    """Return the position of a cell in the order of the named rows and columns."""
     row = plan.rows.index(cell.row.name) if plan.rows else 0
     return row, plan.columns.index(cell.column.name) if plan.columns else 0
 
 
 def _check_plan(plan: TablePlan) -> None:
     if not plan.seeds or len(set(plan.seeds)) != len(plan.seeds) or min(plan.seeds) < 0:
-        raise PromptFedError(f"Seeds are different whole numbers from 0, not {','.join(map(str, plan.seeds))!r}.")
+        raise PromptFedError(f"Seeds must be different whole numbers from 0, not {','.join(map(str, plan.seeds))!r}.")
     if plan.workers < 1:
         raise PromptFedError(f"A table needs at least 1 worker, not {plan.workers}.")
     for folder in plan.merge:
         if not folder.is_dir():
-            raise PromptFedError(f"There is no folder {folder} to merge.")
+            raise PromptFedError(f"Folder {folder}, given to --merge, does not exist.")
     for key in (override.partition("=")[0].strip() for override in plan.overrides):
         if key == "seed":
-            raise PromptFedError("A table's seeds are given by --seeds 0,1,2, not by seed=….")
+            raise PromptFedError("Set a table's seeds with --seeds 0,1,2, not with seed=….")
         if key == "evaluate.split":
-            raise PromptFedError("A table is evaluated on test images; --tune uses the validation images by itself.")
+            raise PromptFedError(
+                "A table is evaluated on test images; remove evaluate.split, since only --tune uses validation images."
+            )
 
 
 def cell_recipe(cell: TableCell, words: Sequence[str]) -> Recipe:
-    """Return the recipe of a cell after overrides."""
+    """Return the recipe of a cell with overrides applied."""
     place = _called(cell, words)
     try:
         found = config.expand(cell.recipe, words, place)
-    except PromptFedError as error:  # of many recipes, say in which one
+    except PromptFedError as error:  # say in which of the many recipes
         raise PromptFedError(str(error).replace(" in the recipe", f" in {place}", 1)) from None
     if len(found) != 1:
-        raise PromptFedError(f'Cell "{cell.name}" would be a sweep of {len(found)} runs; give every key one value.')
+        raise PromptFedError(
+            f'Cell "{cell.name}" would be a sweep of {len(found)} runs; give every key a single value.'
+        )
     return found[0]
 
 
 def _called(cell: TableCell, words: Sequence[str]) -> str:
-    """Say which cell it is, and of which method, since a key may be known to one and not to another."""
+    """Name a cell and its method for an error: a key may be valid for one method and not for another."""
     given = dict(word.partition("=")[::2] for word in words)
     method = given.get("method.name", cell.recipe.get("method", {}).get("name", Recipe().method["name"]))
     return f"cell {cell.row.name} of {cell.column.name} (method {method})"
 
 
 def _fits(cell: TableCell, words: Sequence[str]) -> bool:
-    """Say whether a cell that is not asked for understands the overrides; if so, what it finished before is shown."""
+    """Return whether the overrides are valid for a cell that was not requested; if so, its finished runs are shown."""
     try:
         cell_recipe(cell, words)
     except PromptFedError:
@@ -132,7 +138,7 @@ def _fits(cell: TableCell, words: Sequence[str]) -> bool:
 
 
 def overrides_of(setting: GridValues) -> list[str]:
-    """Return the overrides that a setting is."""
+    """Return the values of a grid point as overrides."""
     return [f"{key}={nested.literal(value)}" for key, value in setting.items()]
 
 
@@ -142,7 +148,7 @@ def seed_job(folder: Path, label: str, recipe: Recipe, seed: int) -> Job:
 
 
 def _trials(plan: TablePlan, cell: TableCell) -> list[tuple[GridValues, Job]]:
-    """Return the row's grid in ascending order, each point with its run on the validation images."""
+    """Return the points of the row's grid in ascending order, each with its run on the validation images."""
     found = []
     for values in product(*(sorted(tried) for tried in cell.row.tune.values())) if cell.row.tune else ():
         setting = dict(zip(cell.row.tune, values, strict=True))
@@ -153,5 +159,5 @@ def _trials(plan: TablePlan, cell: TableCell) -> list[tuple[GridValues, Job]]:
 
 
 def grid_folder(setting: GridValues) -> str:
-    """Return the name of the folder that a setting is run in."""
+    """Return the name of the folder that a grid point is run in."""
     return ",".join(f"{key}={value}" for key, value in setting.items()).replace("/", "_")

@@ -1,4 +1,4 @@
-"""A table as people read it: table.md, LaTeX, CSV and the terminal's tables, laid out from the numbers in table.json.
+"""Render a table from the numbers in table.json: as table.md, LaTeX, CSV, and for the terminal.
 
 Nothing here runs anything or imports torch.
 """
@@ -45,16 +45,16 @@ def write_table(folder: Path, outcome: Comparison) -> None:
 
 
 def read_table(folder: Path) -> Comparison:
-    """Return the content of table.json in `folder`; `to_markdown` writes it as table.md has it."""
+    """Return the content of table.json in `folder`."""
     path = folder / "table.json"
     try:
         content: Comparison = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise PromptFedError(f"There is no table in {folder}: {path.name}: {error.strerror}.") from error
+        raise PromptFedError(f"Folder {folder} holds no table: {path.name}: {error.strerror}.") from error
     except ValueError as error:
-        raise PromptFedError(f"{path} is no valid JSON: {error}.") from error
+        raise PromptFedError(f"{path} is not valid JSON: {error}.") from error
     if not isinstance(content, dict) or not Comparison.__required_keys__ <= set(content):
-        raise PromptFedError(f"{path} is no table.json of promptfed reproduce.")
+        raise PromptFedError(f"{path} was not written by promptfed reproduce; give the folder of a table.")
     return content
 
 
@@ -75,19 +75,19 @@ def to_markdown(outcome: Comparison) -> str:
 
 
 def to_latex(outcome: Comparison) -> str:
-    """Write the tables alone for LaTeX, one below the other, each after a comment with its title."""
+    """Write only the tables for LaTeX, one below the other, each after a comment with its title."""
     several = len(outcome["columns"]) > 1
     blocks = []
     for title, table in views(outcome):
         comment = f"% {outcome['title']}{f' – {title}' if several else ''}"
         blocks.append(f"{comment}\n{table.to_latex()}")
-    return "\n".join(blocks).replace("−", "$-$")  # a sign that LaTeX does not know by itself
+    return "\n".join(blocks).replace("−", "$-$")  # LaTeX does not know this sign
 
 
 def to_csv(outcome: Comparison) -> str:
-    """Write all tables as one sheet of plain numbers; the first field says which column of the paper's a line is from.
+    """Write all tables as one CSV file of plain numbers; the first field names the paper's column a line is from.
 
-    What a column of the paper's lacks, such as the clients of another one, is empty.
+    Fields that a column lacks, such as another column's clients, are empty.
     """
     sheets = views(outcome)
     columns = {column.title: column for _, table in sheets for column in table.columns}
@@ -101,7 +101,7 @@ def to_csv(outcome: Comparison) -> str:
 
 
 def remarks(outcome: Comparison) -> dict[str, list[str]]:
-    """Return the sentences under the tables by their heading; empty headings are left out."""
+    """Return the sentences under the tables by heading; headings without sentences are left out."""
     groups = {
         "Unfinished": _unfinished(outcome),
         "Failures": failures(outcome),
@@ -115,7 +115,7 @@ def remarks(outcome: Comparison) -> dict[str, list[str]]:
 
 
 def orders(outcome: Comparison) -> list[str]:
-    """Return a sentence per column about the order of its methods, ours against the paper's."""
+    """Return a sentence per column that compares the order of its methods with the paper's."""
     titles, found = {column["name"]: column["title"] for column in outcome["columns"]}, []
     for one in outcome.get("agreement", []):
         known = [(name, value) for name, value in one["rank_correlation"].items() if value is not None]
@@ -128,12 +128,12 @@ def orders(outcome: Comparison) -> list[str]:
 
 
 def _by(measure: str, agreement: Agreement) -> str:
-    """Say which of several measures a number is by, and whether it is that of the paper's figures."""
+    """Name the measure of a number, and say whether it is the paper's own."""
     return f" by {measure}{', which is what the paper prints' if measure == agreement.get('by') else ''}"
 
 
 def differences(outcome: Comparison) -> list[str]:
-    """Return a line for every cell that is more than three points from the paper's, by the paper's own measure."""
+    """Return a line for every cell that differs from the paper by more than `FAR` points, by the paper's measure."""
     far = {(one["column"], row): one.get("by") for one in outcome.get("agreement", []) for row in one["far"]}
     found = []
     for entry in outcome["rows"]:
@@ -152,11 +152,11 @@ def differences(outcome: Comparison) -> list[str]:
 def _unfinished(outcome: Comparison) -> list[str]:
     count = outcome.get("unfinished", 0)
     runs = f"{count} run{' is' if count == 1 else 's are'}"
-    return [f"{runs} still to be made; till then a cell may be empty or have fewer seeds."] if count else []
+    return [f"{runs} not finished; until then a cell may be empty or have fewer seeds."] if count else []
 
 
 def _took(one: Timing) -> str:
-    """Write how much was run in how much time."""
+    """Write how many runs were made in how much time."""
     hours, minutes = divmod(round(one["seconds"] / 60), 60)
     time = f"{hours} h {minutes} min" if hours else f"{minutes} min" if minutes else f"{one['seconds']:.0f} s"
     side = f", {one['workers']} side by side" if one["workers"] > 1 else ""
@@ -166,7 +166,7 @@ def _took(one: Timing) -> str:
 
 
 def failures(outcome: Comparison) -> list[str]:
-    """Return a sentence for every run that gave no result; that some points of a grid diverge is no failure."""
+    """Return a sentence for every run without a result; points of a grid that diverge are not failures."""
     found = []
     for entry in outcome["rows"]:
         place = entry["title"] if len(outcome["columns"]) == 1 else f"{entry['title']} ({entry['column']})"
@@ -183,7 +183,7 @@ def failures(outcome: Comparison) -> list[str]:
 
 
 def views(outcome: Comparison) -> list[tuple[str, Table]]:
-    """Return one table per column that has rows, under its title."""
+    """Return one table per column that has rows, with its title."""
     found = []
     for heading in outcome["columns"]:
         entries = [entry for entry in outcome["rows"] if entry["column"] == heading["name"]]
@@ -228,7 +228,7 @@ def _view(heading: Heading, entries: Sequence[CellResult], measures: Sequence[st
 
 
 def _weighted(entries: Sequence[CellResult]) -> list[tuple[Column, list[Cell]]]:
-    """Lay out what counts images: the last round, and the best one where the table knows of it."""
+    """Lay out the means over test images: of the last round, and of the best one if the table has it."""
     shown = [_text(_two(entry["ours"].get("weighted"))) for entry in entries]
     apart = [_text(_signed(difference(entry["ours"], entry["paper"], "weighted"))) for entry in entries]
     parts = [
@@ -243,7 +243,7 @@ def _weighted(entries: Sequence[CellResult]) -> list[tuple[Column, list[Cell]]]:
 
 
 def _tuned(entries: Sequence[CellResult], measure: str) -> list[tuple[Column, list[Cell]]]:
-    """Lay out what `--tune` found, and how far it is from the paper's by this measure."""
+    """Lay out what `--tune` found, and its difference from the paper by this measure."""
     tuned = [entry["tuned"] for entry in entries]
     chosen = [_text(_setting(one["setting"]) if one and one["setting"] else NONE) for one in tuned]
     apart = [
@@ -270,7 +270,7 @@ def _text(text: str) -> Cell:
 
 
 def _best(found: Sequence[Ours | None], lowest: bool = False) -> list[Cell]:
-    """Write every mean ± std, the highest (of distances the lowest) in bold where there is a choice."""
+    """Write every mean ± std, the best in bold if they differ; `lowest` says that lower is better."""
     means = [round(ours["mean"], 2) if ours and ours["mean"] is not None else None for ours in found]
     known, best = {value for value in means if value is not None}, min if lowest else max
     cells = []
@@ -281,7 +281,7 @@ def _best(found: Sequence[Ours | None], lowest: bool = False) -> list[Cell]:
 
 
 def _ours(ours: Ours) -> str:
-    """Write mean ± std, and beside it what became of the seeds without a result."""
+    """Write mean ± std, and why seeds without a result have none."""
     mean, spread, lost = _fields(ours)
     if not mean:
         return " and ".join(sorted(set(_lost(ours)))) or NONE
@@ -289,7 +289,7 @@ def _ours(ours: Ours) -> str:
 
 
 def _fields(ours: Ours) -> tuple[str, str, str]:
-    """Return mean, std and what became of the other seeds, each empty where there is none."""
+    """Return mean, std and why other seeds have no result; what is missing is an empty text."""
     words = _lost(ours)
     lost = ", ".join(f"{words.count(word)} {word}" for word in sorted(set(words)))
     mean, spread = ("" if value is None else f"{value:.2f}" for value in (ours["mean"], ours["std"]))

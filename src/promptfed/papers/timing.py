@@ -1,6 +1,6 @@
-"""How long a table's runs took and how busy the GPU was meanwhile: a line per sitting in OUT/sittings.jsonl.
+"""Record how long a table's runs took and how busy the GPU was: one line per command in OUT/sittings.jsonl.
 
-A sitting goes from the first run of a command to its last, or to where it was stopped.
+A timing covers a command from its first run to its last, or until it was stopped.
 """
 
 import datetime
@@ -17,26 +17,26 @@ from promptfed.core.errors import PromptFedError
 from promptfed.papers.comparison import Timing
 
 FILE = "sittings.jsonl"
-EVERY = 1.0  # seconds between two looks at the GPU
+EVERY = 1.0  # seconds between two samples of the GPU's load
 SMI = ("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
 Sample = Callable[[], float | None]
 
 
 def gpu_load() -> float | None:
-    """Return how busy this machine's GPUs are in percent, their mean; None where nobody can tell.
+    """Return the mean load of this machine's GPUs in percent, or None if it is unknown.
 
-    The driver's own program is asked, since torch would open the GPU in a process that needs none.
+    It comes from nvidia-smi, since torch would open the GPU in a process that does not need it.
     """
     try:
         said = subprocess.run(SMI, capture_output=True, text=True, timeout=10, check=True).stdout
         return mean(float(line) for line in said.split())
-    except (OSError, subprocess.SubprocessError, ValueError):  # no GPU, no answer, or none that is a number
+    except (OSError, subprocess.SubprocessError, ValueError):  # no GPU, no answer, or not a number
         return None
 
 
 @contextmanager
 def timed(out: Path, workers: int, sample: Sample | None) -> Iterator[Callable[[], None]]:
-    """Yield a function that counts a finished run; write the sitting's line when the block ends, however it ends."""
+    """Yield a function that counts a finished run; write the timing when the block ends, whatever ends it."""
     runs, began, started = 0, time.monotonic(), datetime.datetime.now(datetime.UTC)
 
     def count() -> None:
@@ -63,7 +63,7 @@ def timed(out: Path, workers: int, sample: Sample | None) -> Iterator[Callable[[
 
 @contextmanager
 def _watched(sample: Sample | None) -> Iterator[list[float]]:
-    """Yield a list that a thread fills with samples until the block ends, or until there is none to be had."""
+    """Yield a list that a thread fills with samples until the block ends or sampling fails."""
     seen, over = list[float](), threading.Event()
 
     def look() -> None:
@@ -82,7 +82,7 @@ def _watched(sample: Sample | None) -> Iterator[list[float]]:
 
 
 def read_timings(folders: Sequence[Path]) -> list[Timing]:
-    """Return the lines of all these folders, the earliest first."""
+    """Return the timings in all these folders, the earliest first."""
     found: list[Timing] = []
     for path in (folder / FILE for folder in folders):
         try:
@@ -90,5 +90,5 @@ def read_timings(folders: Sequence[Path]) -> list[Timing]:
         except FileNotFoundError:
             continue
         except ValueError:
-            raise PromptFedError(f"{path} is damaged; remove it, the runs do not need it.") from None
+            raise PromptFedError(f"{path} is damaged; remove it, as the runs do not need it.") from None
     return sorted(found, key=lambda line: line["began"])

@@ -1,12 +1,12 @@
-"""A paper's table as one file, NAME.table.toml: its cells are recipes, and its rows carry the paper's figures.
+"""A paper's table as one file, NAME.table.toml: its cells are recipes, and its rows hold the paper's numbers.
 
     title, paper           what the table is, and where it was published
     base                   recipe keys that all cells share
     theirs                 what the paper had where `base` differs, under dotted keys
-    [[columns]]            name, title, clients (the titles of its clients, where the paper tells them apart), recipe
-    [[rows]]               name, title, recipe, paper (figures by column), traffic (numbers the paper counts), tune
+    [[columns]]            name, title, clients (their titles, if the paper prints them one by one), recipe
+    [[rows]]               name, title, recipe, paper (its numbers by column), traffic (numbers sent, as printed), tune
     tune                   grids that rows may name: dotted keys and the values to try
-    measures               what of ours to show: "mean" (clients count alike) and also "weighted" (images do); or
+    measures               what to show: "mean" (over clients), optionally with "weighted" (over test images); or
                            "deployed", the server's own model on every domain (`clients` are then the domains); or
                            "trained", every client's model before the last aggregation; or
                            "fid", of the server's word, once `promptfed quality` has measured it
@@ -31,7 +31,7 @@ Grid = Mapping[str, tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class PrintedFigure:
-    """What the paper printed in one cell, in percent: the mean, and every client where the table has them."""
+    """What the paper printed in one cell, in percent: the mean, and every client if the table has them."""
 
     mean: float
     clients: tuple[float, ...] = ()
@@ -39,7 +39,7 @@ class PrintedFigure:
 
 @dataclass(frozen=True)
 class TableColumn:
-    """A setting all rows are measured in: a data set and its partition."""
+    """A setting that all rows are measured in: a data set and its partition."""
 
     name: str
     title: str
@@ -49,7 +49,7 @@ class TableColumn:
 
 @dataclass(frozen=True)
 class TableRow:
-    """A method, the paper's figures for it by column, and what `--tune` may try."""
+    """A method, the paper's numbers for it by column, and the grid for `--tune`."""
 
     name: str
     title: str
