@@ -241,7 +241,7 @@ def damaged(store: Store, folder: Path) -> tuple[Path, Manifest]:
 def test_a_torn_file_is_a_sentence(store: Store, tmp_path: Path) -> None:
     path, manifest = damaged(store, tmp_path)
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(PromptFedError, match=rf"^The checkpoint is torn: .*{path.name} .*--out\.$"):
+    with pytest.raises(PromptFedError, match=rf"^The checkpoint is damaged: .*{path.name} .*--out\.$"):
         Store(fresh, tmp_path).restore(manifest)
 
 

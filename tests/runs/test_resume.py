@@ -149,11 +149,11 @@ def flip(path: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[str, Callable[[Path], None], str]] = {
-    "server truncated": ("checkpoint/server-000003.safetensors", truncate, "is torn"),
-    "server flipped": ("checkpoint/server-000003.safetensors", flip, "is torn"),
+    "server truncated": ("checkpoint/server-000003.safetensors", truncate, "is damaged"),
+    "server flipped": ("checkpoint/server-000003.safetensors", flip, "is damaged"),
     "server missing": ("checkpoint/server-000003.safetensors", Path.unlink, "is missing"),
-    "personal truncated": ("checkpoint/personal-000001.safetensors", truncate, "is torn"),
-    "personal flipped": ("checkpoint/personal-000001.safetensors", flip, "is torn"),
+    "personal truncated": ("checkpoint/personal-000001.safetensors", truncate, "is damaged"),
+    "personal flipped": ("checkpoint/personal-000001.safetensors", flip, "is damaged"),
     "personal missing": ("checkpoint/personal-000001.safetensors", Path.unlink, "is missing"),
     "state truncated": ("checkpoint/state.json", truncate, "is torn or foreign"),
     "state empty": ("checkpoint/state.json", write(""), "is torn or foreign"),

@@ -5,13 +5,13 @@ from difflib import get_close_matches
 
 
 class PromptFedError(Exception):
-    """A mistake the user can mend. The command line prints its one sentence and exits with code 2."""
+    """A mistake the user can fix. The command line prints its one sentence and exits with code 2."""
 
 
 def choice(what: str, given: str, valid: Iterable[str], where: str = "") -> PromptFedError:
-    """Return the error for a name that is none of `valid`: what, where, and the nearest valid choice."""
+    """Return the error for a name that is not in `valid`: what, where, and the nearest valid choice."""
     options = sorted(valid)
-    # what stands before the last dot or slash, if that is right, would make anything behind it look alike
+    # a shared prefix, up to the last dot or slash, would make all candidates look alike
     start = given[: max(given.rfind("."), given.rfind("/")) + 1]
     known = [option for option in options if option.startswith(start)]
     start = start if known else ""

@@ -1,4 +1,4 @@
-"""Writing files whole: a reader finds the old content or the new one, never a part."""
+"""Atomic writes: a reader finds the old content or the new one, never a part."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 try:
     import fcntl
-except ImportError:  # Windows, where nothing is held
+except ImportError:  # Windows, where nothing is locked
     fcntl = None  # type: ignore[assignment]
 
 
@@ -33,7 +33,7 @@ def write_json(path: Path, value: object) -> None:
 
 @contextmanager
 def held(path: Path, *, wait: bool) -> Iterator[None]:
-    """Hold a lock file against other processes; if one holds it, wait for its end or raise BlockingIOError."""
+    """Lock a file against other processes; if it is locked, wait or raise BlockingIOError."""
     with path.open("a") as lock:
         if fcntl is not None:
             fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

@@ -29,7 +29,7 @@ from promptfed.results.folder.record import Line, Record
 
 @dataclass(frozen=True)
 class Settings:
-    """What the loop itself wants to know."""
+    """The settings of the loop."""
 
     seed: int
     rounds: int
@@ -41,7 +41,7 @@ class Settings:
     after: bool  # in the last round, also train every client once more and test it
     checkpoint_seconds: float
     domain_names: tuple[str, ...]
-    groups: tuple[int, ...] = ()  # of the first clients, if one of each is drawn in a round
+    groups: tuple[int, ...] = ()  # the group of each first client, if one client per group is drawn
 
     @property
     def total(self) -> int:
@@ -58,13 +58,13 @@ def rng_for(seed: int, who: int | str) -> Rng:
     return rng
 
 
-SAVING = 20  # times as long as a checkpoint took to write, at least, lie between two of them
+SAVING = 20  # a checkpoint is written at most once in so many times as long as writing it takes
 
 Aggregate = Callable[[Task, Tree, Tensor, Tree, Tensor], Tree]
 
 
 class Loop:
-    """One run: its method, its clients, its state, its record."""
+    """One run: its method, clients, state and record."""
 
     def __init__(
         self,
@@ -85,12 +85,12 @@ class Loop:
         self.finished = 0
         self._saved = 0
         self._sealing = False  # the round's personal trees are being taken over
-        self._watched: _Watched | None = None
+        self._pending_check: _FiniteCheck | None = None
         server = method.init_server(task, rng_for(settings.seed, "server"))
         self.server: Tree = tree.settled(tree.to(server, self.device))
 
     def restore(self, state: Line, *, rewind: bool = True) -> None:
-        """Go back to a committed state; without `rewind` nothing is written, for those who only look."""
+        """Restore a committed state; without `rewind` nothing is written, for readers."""
         path = self.record.checkpoint / state["server"]["file"]
         verify(path, state["server"]["crc32"])
         self.server = tree.to(read_tree(path), self.device)
@@ -103,7 +103,7 @@ class Loop:
 
     def save(self, recipe_hash: str, partition_hash: str) -> None:
         """Commit the state after the last finished round."""
-        self._check_watched()
+        self._await_check()
         with uninterrupted():
             self._save(recipe_hash, partition_hash)
 
@@ -131,7 +131,7 @@ class Loop:
                 self._keep(server, self.finished + 1)
                 self.record.append(line)  # first: if the disk is full, the round has not happened
                 self._sealing = True
-                self.store.seal()  # it may write, and fail half-way: what is left then is no round's state
+                self.store.seal()  # it may write and fail half-way: the state then belongs to no round
                 self._sealing = False
                 self.server = tree.settled(server)
                 self.finished += 1
@@ -165,7 +165,7 @@ class Loop:
             scores |= self._personal_scores(server, t, clients, fitted)
         if last or (evaluated and not personal):
             scores["deployed"] = self._deployed_score(server)
-        self._watch(server, t, scores["loss"])
+        self._check_finite(server, t, scores["loss"])
         privacy = self.guards.privacy((line["clients"] for line in self.record.rounds[:t]), clients.tolist())
         return server, {
             "round": t + 1,
@@ -180,7 +180,7 @@ class Loop:
         }
 
     def _next(self, t: int) -> tuple[Tensor, Tree, Aggregate]:
-        """Return who takes part in round `t`, the server's tree they meet, and what makes the next one of it."""
+        """Return the participants of round `t`, the server's tree they start from, and the function that updates it."""
         settings = self.settings
         if t < settings.rounds:
             clients = choose(settings.seed, t, len(self.founders), settings.per_round, settings.groups)
@@ -194,7 +194,7 @@ class Loop:
         return newcomers, server, partial(extensions.join, self.method)
 
     def _present(self, t: int) -> Tensor:
-        """Return the clients there are in round `t`."""
+        """Return the clients present in round `t`."""
         return self.founders if t < self.settings.rounds else self.everyone
 
     def _personal_scores(self, server: Tree, t: int, clients: Tensor, fitted: Fitted) -> Line:
@@ -208,7 +208,7 @@ class Loop:
             "trained": score(right.tolist(), total.tolist()),
         }
 
-    def tested_again(self, line: Line) -> Line:
+    def reevaluated(self, line: Line) -> Line:
         """Return the last round's line with the scores of the final state as this loop's method tests it."""
         received = self._evaluate(self.server, self.finished - 1, adapt=False)
         return line | {
@@ -259,26 +259,28 @@ class Loop:
             "up_bytes": tree.nbytes(up) + more_up,
         }
 
-    def _watch(self, server: Tree, t: int, loss: float | None) -> None:
-        """Refuse numbers that are not finite, a round late: the host prepares a round while a GPU trains the last."""
-        self._check_watched()
+    def _check_finite(self, server: Tree, t: int, loss: float | None) -> None:
+        """Refuse numbers that are not finite. The check lags one round, so that the host need not wait for a GPU."""
+        self._await_check()
         if loss is not None and not math.isfinite(loss):
             raise self._diverged(t)
         if server:
-            self._watched = _Watched.begin(t, torch.stack([torch.isfinite(value).all() for value in server.values()]))
+            self._pending_check = _FiniteCheck.begin(
+                t, torch.stack([torch.isfinite(value).all() for value in server.values()])
+            )
 
-    def _check_watched(self) -> None:
-        if self._watched is not None and not self._finite():
-            raise self._diverged(self._watched.round)
+    def _await_check(self) -> None:
+        if self._pending_check is not None and not self._finite():
+            raise self._diverged(self._pending_check.round)
 
     def _diverged(self, t: int) -> PromptFedError:
         noisy = " or, since guards.noise is in units of it, guards.clip" if self.guards.accountant else ""
         return PromptFedError(
-            f"Training diverged in round {t + 1}: its numbers are no longer finite; lower method.lr{noisy}."
+            f"Training diverged in round {t + 1}: some numbers are no longer finite; lower method.lr{noisy}."
         )
 
     def _finite(self) -> bool:
-        return self._watched is None or self._watched.finite()
+        return self._pending_check is None or self._pending_check.finite()
 
     def _evaluate(self, server: Tree, t: int, *, adapt: bool) -> Tree:
         download = partial(self.method.download, self.task, server)
@@ -286,15 +288,15 @@ class Loop:
 
 
 @dataclass(frozen=True)
-class _Watched:
-    """Whether the numbers after a round are finite, on its way to the host."""
+class _FiniteCheck:
+    """Whether the numbers after a round are finite; the answer is on its way to the host."""
 
     round: int
     each: Tensor
     arrived: torch.cuda.Event | None  # waiting for it does not wait for what the GPU was given since
 
     @classmethod
-    def begin(cls, t: int, each: Tensor) -> "_Watched":
+    def begin(cls, t: int, each: Tensor) -> "_FiniteCheck":
         """Send the answer to the host without waiting for it."""
         if not each.is_cuda:
             return cls(t, each, None)
@@ -312,7 +314,7 @@ class _Watched:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Put Ctrl-C off until the block is done."""
+    """Delay Ctrl-C until the block is done."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -43,7 +43,9 @@ def verify(path: Path, checksum: object) -> None:
     if not path.is_file():
         raise PromptFedError(f"The checkpoint is incomplete: {path} is missing; start a new run with another --out.")
     if zlib.crc32(path.read_bytes()) != checksum:
-        raise PromptFedError(f"The checkpoint is torn: {path} is not what was saved; start anew with another --out.")
+        raise PromptFedError(
+            f"The checkpoint is damaged: {path} is not what was saved; start a new run with another --out."
+        )
 
 
 def read_tree(path: Path, row: int | None = None) -> Tree:
@@ -147,7 +149,7 @@ class Store:
     def commit(self) -> Manifest:
         """Write all that changed; return the manifest of the files that now count.
 
-        A file half of whose clients have moved on is written anew, so the disk holds at most about twice the state.
+        A file is rewritten once half of its clients have newer trees, so the disk holds at most about twice the state.
         """
         live: dict[str, list[int]] = {}
         for client, (name, _) in self._where.items():

@@ -31,7 +31,7 @@ class FedBABU(Method):
 
     # -- what is learned, and where it lives ------------------------------------
     def init_server(self, task: Task, rng: Rng) -> Tree:
-        """Return θ_ext and θ_cls; the latter is what everyone starts from and nobody sends back."""
+        """Return θ_ext and θ_cls; the latter is what everyone starts from; no client sends it back."""
         return task.backbone.init(rng)
 
     # -- one round, in the order it happens -------------------------------------

@@ -87,7 +87,7 @@ class FedCLIP(Method):
 
     # -- one round, in the order it happens -------------------------------------
     def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
-        """Move the adapter and send it; the optimiser starts anew in every round."""
+        """Move the adapter and send it; the optimiser starts fresh in every round."""
         batches = data.batches(size=self.batch, epochs=self.epochs)
         if self.mode == "supervised":
             return tree.pick(self._descend(self.loss, task, down, batches, {}, {}), down), personal
@@ -130,7 +130,7 @@ class FedCLIP(Method):
         names = clip.zero_shot[batch["y"]]  # [..., B, D]: every image comes with its own class name
         pairs = match(self.adapted(params, batch["x"]), names, clip.scale)  # [..., B, B]
         own = torch.arange(pairs.shape[-1], device=pairs.device).expand_as(mask)
-        # padding is no partner: the smallest number leaves nothing of it in a softmax
+        # padding must not take part: the smallest number removes it from a softmax
         absent = (mask == 0).unsqueeze(-2)
         least = torch.finfo(pairs.dtype).min
         images = ops.cross_entropy(pairs.masked_fill(absent, least), own, mask)

@@ -180,7 +180,7 @@ class PFedPG(Method):
         return personal | {"prompt": down["prompt"] + up["delta"]}
 
     def adapt(self, task: Task, down: Tree, personal: Tree, data: Data) -> Tree:
-        """Return what a client deploys: the prompt it received, tuned once more, and its head; or P_base as it is."""
+        """Return what a client deploys: the prompt it received, tuned again, and its head; or P_base as it is."""
         if "basis" in down:
             return personal | {"prompt": down["basis"]}
         up, head = self.fit(task, down, personal, data)

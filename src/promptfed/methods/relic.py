@@ -236,7 +236,7 @@ class RELIC(Method):
         far = gap.mean(-1) if self.distance == "mse" else (gap.sum(-1) + 1e-12).sqrt()
         far = far * (hot @ _there(params["target"]).to(own)).squeeze(-1)
         hot = hot * batch["mask"].unsqueeze(-1)
-        again = (params["step"] % params["epoch"] > 0).to(own)  # 0 in an epoch's first step: the sums start anew
+        again = (params["step"] % params["epoch"] > 0).to(own)  # 0 in an epoch's first step: the sums restart
         sums = {
             "sum": again[..., None, None] * params["sum"] + hot.mT @ own.detach(),
             "count": again[..., None] * params["count"] + hot.sum(-2),
@@ -332,7 +332,7 @@ class TILocal(RELIC):
 
 @dataclass(frozen=True)
 class TICentral(RELIC):
-    """Textual inversion in one place, which holds the images: client 0's. With clients=1 nobody else is asked."""
+    """Textual inversion in one place, which holds the images: client 0's. With clients=1 there is no other client."""
 
     name: ClassVar[str] = "ti-central"
 

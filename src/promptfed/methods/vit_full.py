@@ -42,7 +42,7 @@ class ViTFull(Method):
 
     # -- one round, in the order it happens -------------------------------------
     def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
-        """Move everything and send it; the optimiser starts anew in every round."""
+        """Move everything and send it; the optimiser starts fresh in every round."""
         batches = data.batches(size=self.batch, epochs=self.epochs)
         if self.optimiser == "adam":
             decay = self.weight_decay

@@ -244,8 +244,8 @@ def _sized(prompt: Table) -> Table:
 
 def _prompted(method: Method, prompt: Table) -> WithFrame:
     """Return the method with a visual prompt, unless the two do not go together."""
-    if method.name == "pfedpt":
-        raise PromptFedError("pfedpt has a prompt of its own: set method.prompt and method.size, not [prompt].")
+    if "prompt" in options.hints(type(method)):
+        raise PromptFedError(f"{method.name} has a prompt of its own: set method.prompt and method.size, not [prompt].")
     if method.traits.reads == "features":
         raise PromptFedError(
             f"{method.name} reads features that are computed once, and [prompt] changes pixels; leave [prompt] out."

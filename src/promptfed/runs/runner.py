@@ -216,7 +216,7 @@ def read_again(source: Path, recipe: Recipe, folder: Path) -> Result:
     loop.restore(state)
     record.rewind(loop.finished - 1)
     with _precision(str(recipe.fleet["precision"])):
-        record.append(loop.tested_again(old.rounds[-1]))
+        record.append(loop.reevaluated(old.rounds[-1]))
     loop.save(recipe.hash, plan.partition.hash)
     return _execute(plan, loop)
 

@@ -78,9 +78,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "central and robust": (
         {"clip": 1.0, "noise": 1.0, "place": "central", "robust": "krum"},
-        r"Central noise is reckoned for a mean.*guards\.place=local",
+        r"Central noise is accounted for a mean.*guards\.place=local",
     ),
-    "trims nobody": ({"robust": "trimmed-mean", "trim": 0.05}, r"guards\.trim=0\.05 leaves out nobody of 10 clients"),
+    "trims nobody": ({"robust": "trimmed-mean", "trim": 0.05}, r"guards\.trim=0\.05 trims none of the 10 clients"),
     "too few for Krum": ({"robust": "krum", "byzantine": 4}, "needs 11 clients in a round, not 10"),
     "keeps more than there are": ({"robust": "krum", "keep": 11}, r"guards\.keep=11 is more than the 10 clients"),
     "keeps the poisoned": ({"robust": "krum", "keep": 9}, r"guards\.keep=9 of 10 clients would keep some of the 2"),

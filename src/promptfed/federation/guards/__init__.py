@@ -41,7 +41,7 @@ class GuardOptions:
     threshold: Annotated[float, Range(least=0.5, most=1)] = 0.5  # more than this share of clients must stay
     robust: Literal["mean", "trimmed-mean", "median", "krum", "norm-bound"] = "mean"
     trim: Annotated[float, Range(above=0, most=0.5)] = 0.2  # share left out at either end
-    byzantine: Whole = 2  # poisoned clients Krum reckons with
+    byzantine: Whole = 2  # poisoned clients that Krum must withstand
     keep: Count = 1  # answers Krum keeps
     bound: NonNegative = 0.0  # of norm-bound; 0: the median length of the round
 
@@ -125,7 +125,7 @@ def check(table: Mapping[str, Any], method: Method, present: int) -> None:
         raise PromptFedError(f"guards.robust={keys.robust} compares the answers that guards.secure hides; choose one.")
     if keys.noise and keys.place == "central" and keys.robust != "mean":
         raise PromptFedError(
-            f"Central noise is reckoned for a mean, not for guards.robust={keys.robust}; set guards.place=local."
+            f"Central noise is accounted for a mean, not for guards.robust={keys.robust}; set guards.place=local."
         )
     _check_method(keys, method)
     _check_number(keys, present)
@@ -139,7 +139,7 @@ def _check_method(keys: GuardOptions, method: Method) -> None:
     if method.traits.marks_nothing and (keys.clip or keys.robust == "norm-bound"):
         switch = "guards.clip" if keys.clip else "guards.robust=norm-bound"
         raise PromptFedError(
-            f'{switch} changes what clients send, and to method {method.name} rows of zeros in it say "none"; '
+            f'{switch} changes what clients send, and to method {method.name} rows of zeros mean "none"; '
             "use guards.robust=krum, or a method without such rows."
         )
     if not method.traits.needs_rows:
@@ -162,7 +162,7 @@ def _check_number(keys: GuardOptions, present: int) -> None:
     if keys.secure and present < 2:
         raise PromptFedError("guards.secure hides a client among others, and there is only one in a round.")
     if keys.robust == "trimmed-mean" and not trimmed(present, keys.trim):
-        raise PromptFedError(f"guards.trim={keys.trim:g} leaves out nobody of {present} clients in a round.")
+        raise PromptFedError(f"guards.trim={keys.trim:g} trims none of the {present} clients in a round; raise it.")
     if keys.robust == "krum" and present < 2 * keys.byzantine + 3:
         raise PromptFedError(
             f"Krum with guards.byzantine={keys.byzantine} needs {2 * keys.byzantine + 3} clients in a round, "

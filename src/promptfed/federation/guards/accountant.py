@@ -19,7 +19,7 @@ LONGEST = 2**20  # rounds; no run is longer
 
 
 def require_accountant() -> None:
-    """Refuse noise that nobody could account for."""
+    """Refuse noise without an accountant."""
     if find_spec("dp_accounting") is None:
         raise PromptFedError('guards.noise needs an accountant of ε: pip install "promptfed[dp]".')
 

@@ -50,7 +50,7 @@ def shortened(clients: Tensor, down: Tree, up: Tree, bound: float | Tensor) -> T
         ones = (1,) * (up[name].ndim - clients.ndim)
         moved = change[name] * factor.reshape(*clients.shape, *ones)
         whole = down[name] + moved if name in down else moved
-        # a length that is no number must not let the rest pass unchanged: all of it becomes none
+        # a length that is not a number must not let the rest pass unchanged: everything becomes NaN
         return up[name].where((length <= bound).reshape(*clients.shape, *ones), whole)
 
     return {name: scaled(name) for name in up}

@@ -23,7 +23,7 @@ Entropy = Literal["keyed", "system"]
 
 @dataclass(frozen=True)
 class LocalNoise(Guard):
-    """Add noise of deviation `noise` × `clip` to each client's answer, on the client: nobody sees it without."""
+    """Add noise of deviation `noise` × `clip` to each client's answer, on the client, before it is sent."""
 
     name: ClassVar[str] = "noise"
     side: ClassVar[Literal["client", "server"]] = "client"

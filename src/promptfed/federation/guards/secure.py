@@ -87,7 +87,7 @@ def public(own: Secrets) -> Keys:
 
 
 def sound(keys: Keys) -> bool:
-    """Say whether others can agree on something with these keys; a few points of the curve only serve to disturb."""
+    """Say whether others can derive shared keys from these; a few points of the curve only serve attacks."""
     try:
         _agree(os.urandom(32), keys.sealing, "try")
         _agree(os.urandom(32), keys.masking, "try")
@@ -240,7 +240,7 @@ def encode(values: Tensor, clients: int) -> Numbers:
     most = 2.0 ** (63 - FRACTION) / clients
     if not bool((values.abs() < most).all()):
         raise PromptFedError(
-            f"Secure aggregation of {clients} clients holds numbers below {most:.3g}, and one is larger or no number; "
+            f"Secure aggregation of {clients} clients holds numbers below {most:.3g}, and one is larger or not a number; "
             "set guards.clip, or lower method.lr."
         )
     whole = (values * 2.0**FRACTION).round().to(torch.int64)
