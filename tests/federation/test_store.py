@@ -270,7 +270,7 @@ def test_trees_on_disk(tmp_path: Path) -> None:
     verify(path, checksum)
     assert {name: part.tolist() for name, part in read_tree(path, 1).items()} == {"b": 6.0, "a": [0, 1], "c": []}
     assert list(read_tree(path)) == ["b", "a", "c"]  # as written, not sorted
-    with pytest.raises(PromptFedError, match="torn"):
+    with pytest.raises(PromptFedError, match="damaged"):
         verify(path, checksum + 1)
 
 

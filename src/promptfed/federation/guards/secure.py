@@ -240,8 +240,8 @@ def encode(values: Tensor, clients: int) -> Numbers:
     most = 2.0 ** (63 - FRACTION) / clients
     if not bool((values.abs() < most).all()):
         raise PromptFedError(
-            f"Secure aggregation of {clients} clients holds numbers below {most:.3g}, and one is larger or not a number; "
-            "set guards.clip, or lower method.lr."
+            f"Secure aggregation of {clients} clients holds numbers below {most:.3g}, and one is larger or "
+            "not a number; set guards.clip, or lower method.lr."
         )
     whole = (values * 2.0**FRACTION).round().to(torch.int64)
     return whole.numpy().view(np.uint64)
