@@ -173,7 +173,7 @@ def _wait(device: torch.device) -> None:
 
 
 def _forget(setting: Setting) -> None:
-    """Let go of recorded steps, which keep their memory, and reset the peak."""
+    """Drop recorded steps, which keep their memory, and reset the peak."""
     setting.task.captured.clear()
     gc.collect()
     if setting.device.type == "cuda":

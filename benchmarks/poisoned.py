@@ -1,4 +1,4 @@
-"""Poisoned sites: some clients send their update turned round and ten times as long; what each robust rule makes of it.
+"""Poisoned sites: some clients send their update reversed and ten times as long; what each robust rule makes of it.
 
     python benchmarks/poisoned.py [--poisoned 2] [--factor -10] [KEY=VALUE ...]
 
@@ -50,7 +50,7 @@ class Poisoned(FedAvg):
     factor: float = -10.0
 
     def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
-        """Train as FedAvg does, then turn the poisoned clients' change round."""
+        """Train as FedAvg does, then scale the poisoned clients' change."""
         up, personal = super().fit(task, down, personal, data)
         who = data.facts["client"]
         times = torch.where(who < self.poisoned, self.factor, 1.0)

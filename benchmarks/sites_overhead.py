@@ -106,7 +106,7 @@ def wait(true: Callable[[], bool], doing: str, *needed: "subprocess.Popen[bytes]
     ends = time.monotonic() + PATIENCE
     while not true():
         if time.monotonic() > ends or any(process.poll() not in (None, 0) for process in needed):
-            sys.exit(f"It did not come to: {doing}. The last words are in *.out; --keep keeps them.")
+            sys.exit(f"Gave up waiting for: {doing}. The output is in *.out; --keep keeps it.")
         time.sleep(0.2)
 
 

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from promptfed.analysis import predict
-from promptfed.analysis.predict import Answer, Model
+from promptfed.analysis.predict import Model, Prediction
 from promptfed.core.errors import PromptFedError
 from promptfed.core.method import Method, Task
 from promptfed.data import open_dataset
@@ -46,7 +46,7 @@ def save(images: Any, folder: Path) -> list[Path]:
     return files
 
 
-def share(answers: list[Answer], labels: list[int], classes: tuple[str, ...]) -> float:
+def share(answers: list[Prediction], labels: list[int], classes: tuple[str, ...]) -> float:
     """Return the share of right answers."""
     right = [answer.classes[0][0] == classes[label] for answer, label in zip(answers, labels, strict=True)]
     return sum(right) / len(right)
@@ -184,7 +184,7 @@ def test_the_command_prints_a_row_per_image(done: Result, own: tuple[list[Path],
 
 
 def test_a_table_shows_the_other_classes_too() -> None:
-    answers = [Answer(Path("cat.jpg"), (("cat", 0.75), ("dog", 0.2), ("cow", 0.05)))]
+    answers = [Prediction(Path("cat.jpg"), (("cat", 0.75), ("dog", 0.2), ("cow", 0.05)))]
     table = predict.to_table(answers)
     assert [str(column.header) for column in table.columns] == ["file", "class", "probability", "or", ""]
     assert [list(column.cells) for column in table.columns] == [

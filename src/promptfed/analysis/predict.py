@@ -1,4 +1,4 @@
-"""What a trained model says of images: the one a site holds after a run, or that of a client of a simulated run."""
+"""What a trained model predicts for images: a site's model after a run, or that of a client of a simulated run."""
 
 import json
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class Model:
-    """A model ready to be asked, and whose it is: the same draws and facts meet it as in testing."""
+    """A model ready to predict, with the draws and facts of its client as in testing."""
 
     method: Method
     task: Task  # with the whole backbone, whatever the method read in training
@@ -47,7 +47,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Prediction:
     """The likeliest classes of one image, with their probabilities, likeliest first."""
 
     file: Path
@@ -68,28 +68,28 @@ def load(source: Path, client: int | None = None, device: str = "auto") -> Model
         raise PromptFedError(f"{folder} is the coordinator's side of a run; the models are at the sites.")
     if (folder / names.RECIPE).is_file():
         run = open_run(folder, device)
-        _check_sees(folder, run.recipe, run.method)
-        return _of_client(run, client)
+        _check_classifies(folder, run.recipe, run.method)
+        return _client_model(run, client)
     if not (folder / MODEL).is_file():
         started = any((folder / name).exists() for name in ("versions", "once.safetensors"))
         what = "is not finished: it has no" if started else "is not a run folder: it has neither recipe.toml nor"
         raise PromptFedError(f"{folder} {what} {MODEL}.")
     if client is not None:
         raise PromptFedError(f"{folder} has the model of one site; leave out --client.")
-    return _of_site(folder, device)
+    return _site_model(folder, device)
 
 
-def _check_sees(folder: Path, recipe: Recipe, method: Method) -> None:
+def _check_classifies(folder: Path, recipe: Recipe, method: Method) -> None:
     """Refuse a run whose method knows no classes."""
     if isinstance(method, LearnsWord):
         name = recipe.method["name"]
         raise PromptFedError(f"{folder} is a run of {name}, which learns a word, not classes; use promptfed generate.")
 
 
-def _of_site(folder: Path, device: str) -> Model:
+def _site_model(folder: Path, device: str) -> Model:
     found = read_model(folder)
     method = config.build_method(found.recipe)
-    _check_sees(folder, found.recipe, method)
+    _check_classifies(folder, found.recipe, method)
     place = pick_device(device)
     return Model(
         method=method,
@@ -105,7 +105,7 @@ def _of_site(folder: Path, device: str) -> Model:
     )
 
 
-def _of_client(run: Finished, client: int | None) -> Model:
+def _client_model(run: Finished, client: int | None) -> Model:
     """Return the model a client of a simulated run deploys; without a client, the server's own, if there is one."""
     params = run.method.deploy(run.task, run.server) if client is None else run.deployed(client)
     if client is None and not params:
@@ -125,20 +125,20 @@ def _of_client(run: Finished, client: int | None) -> Model:
     )
 
 
-# -- asking it ---------------------------------------------------------------------------------------------------------
+# -- predicting -------------------------------------------------------------------------------------------------------
 
 
-def predict(model: Model, files: Sequence[Path], top: int = 3) -> list[Answer]:
+def predict(model: Model, files: Sequence[Path], top: int = 3) -> list[Prediction]:
     """Return the `top` likeliest classes of every image file."""
-    answers = []
+    predictions = []
     for first in range(0, len(files), BATCH):
         some = files[first : first + BATCH]
         chances = probabilities(model, np.stack([_read(file, model.shape) for file in some]))
         found, order = chances.topk(min(top, chances.shape[-1]), -1)
         for file, numbers, places in zip(some, found.tolist(), order.tolist(), strict=True):
             names = [model.task.classes[place] for place in places]
-            answers.append(Answer(file, tuple(zip(names, numbers, strict=True))))
-    return answers
+            predictions.append(Prediction(file, tuple(zip(names, numbers, strict=True))))
+    return predictions
 
 
 def probabilities(model: Model, images: Images) -> Tensor:
@@ -179,28 +179,28 @@ def _read(file: Path, shape: tuple[int, int]) -> Images:
         raise PromptFedError(f"{file} cannot be read as an image: {problem}.") from problem
 
 
-# -- telling it --------------------------------------------------------------------------------------------------------
+# -- showing ----------------------------------------------------------------------------------------------------------
 
 
-def to_table(answers: Sequence[Answer]) -> Table:
-    """Return the answers for a person, a row per image."""
+def to_table(predictions: Sequence[Prediction]) -> Table:
+    """Return a table for a person, a row per image."""
     shown = Table(box=None, pad_edge=False)
     shown.add_column("file", overflow="fold")
     shown.add_column("class")
     shown.add_column("probability", justify="right")
-    others = max(len(answer.classes) for answer in answers) - 1
+    others = max(len(prediction.classes) for prediction in predictions) - 1
     for number in range(others):
         shown.add_column("or" if number == 0 else "")
-    for answer in answers:
-        (name, chance), *rest = answer.classes
-        shown.add_row(str(answer.file), name, f"{100 * chance:.1f} %", *(f"{n} {100 * p:.1f} %" for n, p in rest))
+    for prediction in predictions:
+        (name, chance), *rest = prediction.classes
+        shown.add_row(str(prediction.file), name, f"{100 * chance:.1f} %", *(f"{n} {100 * p:.1f} %" for n, p in rest))
     return shown
 
 
-def to_json(answers: Sequence[Answer]) -> str:
-    """Return the answers for a program."""
+def to_json(predictions: Sequence[Prediction]) -> str:
+    """Return JSON for a program."""
     rows = [
-        {"file": str(answer.file), "classes": [{"class": name, "probability": p} for name, p in answer.classes]}
-        for answer in answers
+        {"file": str(prediction.file), "classes": [{"class": name, "probability": p} for name, p in prediction.classes]}
+        for prediction in predictions
     ]
     return json.dumps(rows, indent=1)

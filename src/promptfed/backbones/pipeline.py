@@ -163,7 +163,14 @@ def fresh_pipeline(
         tower = transformers.CLIPTextModel(config)
         denoiser = diffusers.UNet2DConditionModel(cross_attention_dim=config.hidden_size, **unet)
         coder = diffusers.AutoencoderKL(**vae)
-    scheduler = diffusers.DDIMScheduler(
+    scheduler = _scheduler(times, prediction)
+    return Pipeline(tokenizer, _frozen(tower), _frozen(denoiser), _frozen(coder), scheduler)
+
+
+def _scheduler(times: int, prediction: str) -> Any:
+    """Return the noise schedule of Stable Diffusion."""
+    diffusers, _ = libraries()
+    return diffusers.DDIMScheduler(
         num_train_timesteps=times,
         beta_schedule="scaled_linear",
         beta_start=0.00085,
@@ -173,7 +180,6 @@ def fresh_pipeline(
         steps_offset=1,
         prediction_type=prediction,
     )
-    return Pipeline(tokenizer, _frozen(tower), _frozen(denoiser), _frozen(coder), scheduler)
 
 
 def word_pieces(texts: Iterable[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
