@@ -127,6 +127,15 @@ def test_light_modules_never_import_torch(name: str) -> None:
     assert not {one for one in names(MODULES[name]) if one.split(".")[0] == "torch"}
 
 
+def test_a_public_class_name_means_one_thing() -> None:
+    homes: dict[str, list[str]] = {}
+    for name, path in MODULES.items():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(name)
+    assert {name: where for name, where in homes.items() if len(where) > 1} == {}
+
+
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_no_grab_bags(name: str) -> None:
     assert name.rpartition(".")[2] not in ("utils", "helpers", "common", "misc", "base")

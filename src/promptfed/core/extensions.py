@@ -122,10 +122,10 @@ def sorter(method: Method, task: Task, server: Tree) -> Sorter | None:
 
 OPTIONAL: dict[str, Callable[..., Any]] = {ask.__name__: ask for ask in (admit, join, measures, exhibits, pictures)}
 HOOKS = tuple(name for name, value in vars(Method).items() if callable(value) and not name.startswith("_"))
-Kind = TypeVar("Kind", bound=type[Method])
+AnyMethod = TypeVar("AnyMethod", bound=type[Method])
 
 
-def forwards(kind: Kind) -> Kind:
+def forwards(kind: AnyMethod) -> AnyMethod:
     """Decorate a method around another one, its field `inner`: every hook it does not define is the inner method's.
 
     A hook that comes into the contract later is forwarded too. `sorter` is not: it asks the server's own model, which a

@@ -35,7 +35,7 @@ from promptfed.core import (
     text_to_image,
     tree,
 )
-from promptfed.core.prompts.templates import Kind, templates
+from promptfed.core.prompts.templates import TemplateKind, templates
 
 BRANCHES = ("shift", "scale")
 
@@ -54,7 +54,7 @@ class RELIC(Method):
     shared: bool = True  # false: every client learns its own u and nothing travels
     initialiser: str = "thing"  # the word that u starts from
     vectors: Count = 1  # u has so many, which stand side by side in the prompt
-    templates: Kind = "object"
+    templates: TemplateKind = "object"
     first: Whole = 0  # use so many of the templates, from the first; 0: all
     lr: Positive = 5e-4
     epochs: Whole = 2

@@ -6,7 +6,7 @@ sentences that occur twice left out.
 
 from typing import Literal
 
-Kind = Literal["object", "style"]
+TemplateKind = Literal["object", "style"]
 
 OBJECT = (
     "a photo of a {}",
@@ -56,9 +56,9 @@ STYLE = (
     "a weird painting in the style of {}",
     "a large painting in the style of {}",
 )
-TEMPLATES: dict[Kind, tuple[str, ...]] = {"object": OBJECT, "style": STYLE}
+TEMPLATES: dict[TemplateKind, tuple[str, ...]] = {"object": OBJECT, "style": STYLE}
 
 
-def templates(kind: Kind, first: int = 0) -> tuple[str, ...]:
+def templates(kind: TemplateKind, first: int = 0) -> tuple[str, ...]:
     """Return the templates of a kind, or only the `first` of them."""
     return TEMPLATES[kind][: first or None]
