@@ -223,6 +223,17 @@ def status(home: Home = HERE) -> None:
         rounds = folder.parent / names.ROUNDS
         count = len(rounds.read_text(encoding="utf-8").splitlines()) if rounds.exists() else 0
         say(f"{folder.parent}: {count} rounds, {_state(folder.parent)}")
+        for site, declared in _declared(folder.parent).items():
+            say(f"  {site} declared {declared['train']:,} training and {declared['test']:,} test images")
+
+
+def _declared(folder: Path) -> dict[str, dict[str, int]]:
+    """Return how many images each site of a run declared."""
+    found: dict[str, dict[str, int]] = {}
+    for path in (folder / names.SITES, folder / names.NEWCOMERS):
+        if path.exists():
+            found |= json.loads(path.read_text(encoding="utf-8"))["sites"]
+    return found
 
 
 def _state(folder: Path) -> str:

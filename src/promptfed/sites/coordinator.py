@@ -202,13 +202,19 @@ def _loop(run: ClientRun, messenger: Messenger, sites: Line, record: Record) -> 
         if len(remote.expected.weights) == len(known):
             who = range(len(known), recipe.clients)
             came = introduce(record.folder / names.NEWCOMERS, messenger, who, sites)
-            remote.expected = replace(remote.expected, weights=(*known, *came["weights"]))
+            tests = (*remote.expected.tests, *_tests(came))
+            remote.expected = replace(remote.expected, weights=(*known, *came["weights"]), tests=tests)
 
     remote = RemoteFleet(messenger, run, Expected({}, {}, ()), base, record.folder)
     loop = RemoteLoop(run, remote, record, settings, welcome)
     down = run.method.download(run.task, loop.server, torch.tensor([0]))
-    remote.expected = Expected.of(run, down, sites["weights"])
+    remote.expected = Expected.of(run, down, sites["weights"], _tests(sites))
     return loop
+
+
+def _tests(sites: Line) -> list[int | None]:
+    """Return how many test images each site declared."""
+    return [declared["test"] for declared in sites["sites"].values()]
 
 
 def _conclude(loop: RemoteLoop, recipe: Recipe, digest: str) -> Line:

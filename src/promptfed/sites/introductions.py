@@ -3,7 +3,9 @@
 import json
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from statistics import median
 
 import torch
 
@@ -11,6 +13,7 @@ from promptfed.core.errors import PromptFedError
 from promptfed.core.files import write_json
 from promptfed.results.folder.record import Line
 from promptfed.sites.messenger import RETRY_SECONDS, Messenger
+from promptfed.sites.settings import Federation
 from promptfed.sites.wire import Message, Refused
 
 MOST = 2**40  # images, or the weight of a site: more is nonsense
@@ -24,9 +27,11 @@ def introduce(path: Path, messenger: Messenger, clients: range, others: Line | N
     if path.exists():
         known: Line = json.loads(path.read_text(encoding="utf-8"))
         return known
-    answers, names = _ask(messenger, clients, "continue" if others else "begin"), messenger.federation.sites
+    doing = "continue" if others else "begin"
+    answers, names = _ask(messenger, clients, doing), messenger.federation.sites
     first: Line = others or answers[0].head
     _check_agreement(answers, first, names)
+    _check_shares(answers, others, messenger.federation, doing)
     sites: Line = {
         "classes": first["classes"],
         "shape": first["shape"],
@@ -46,7 +51,7 @@ def _ask(messenger: Messenger, clients: range, doing: str) -> dict[int, Message]
     answers, ends = dict[int, Message](), time.monotonic() + messenger.federation.patience_seconds
     while len(answers) < len(asked):
         missing = {client: message for client, message in asked.items() if client not in answers}
-        answers |= messenger.gather(missing, 0, _check, 0)
+        answers |= messenger.gather(missing, 0, partial(_check, messenger.federation.max_images), 0)
         if messenger.events.refused or (len(answers) < len(asked) and time.monotonic() > ends):
             raise PromptFedError(f"The run cannot {doing}: {messenger.complaints()}")
         if len(answers) < len(asked):
@@ -54,16 +59,36 @@ def _ask(messenger: Messenger, clients: range, doing: str) -> dict[int, Message]
     return dict(sorted(answers.items()))
 
 
-def _check(site: str, answer: Message) -> None:
+def _check(most: int, site: str, answer: Message) -> None:
     """Refuse an introduction that is incomplete or impossible."""
     classes, shape = answer.head.get("classes"), answer.head.get("shape")
     if not (isinstance(classes, list) and classes and all(isinstance(name, str) for name in classes)):
         raise Refused("it does not name its classes")
     if not (isinstance(shape, list) and len(shape) == 2 and all(type(side) is int for side in shape)):
         raise Refused("it does not say how large its images are")
+    for key, what in (("train", "training"), ("test", "test")):
+        count = answer.head.get(key)
+        if type(count) is not int or count < 0:
+            raise Refused(f"it does not say how many {what} images it has")
+        if count > most:
+            raise Refused(f"it declares {count:,} {what} images, more than max_images={most:,} in fed.toml")
     weight = answer.tree.get("weight")
     if weight is None or weight.ndim or weight.dtype != torch.float32 or not 0 < float(weight) < MOST:
         raise Refused("its weight is not a positive number")
+
+
+def _check_shares(answers: Mapping[int, Message], others: Line | None, federation: Federation, doing: str) -> None:
+    """Refuse a site that would count for far more than the others: it would own the mean."""
+    before: list[float] = others["weights"] if others else []
+    for client, answer in answers.items():
+        weight = float(answer.tree["weight"])
+        rest = [*before, *(float(other.tree["weight"]) for number, other in answers.items() if number != client)]
+        if rest and weight > federation.max_ratio * median(rest):
+            raise PromptFedError(
+                f"The run cannot {doing}: {federation.sites[client]} declares {weight:,.0f} images, more than "
+                f"max_ratio={federation.max_ratio:g} times the other sites' median of {median(rest):,.0f}; check its "
+                "data, or raise max_ratio in fed.toml."
+            )
 
 
 def _check_agreement(answers: Mapping[int, Message], first: Line, names: tuple[str, ...]) -> None:

@@ -31,15 +31,16 @@ class Expected:
     fit: Shapes
     evaluate: Shapes
     weights: tuple[float, ...]  # of every site, as it said at first
+    tests: tuple[int | None, ...] = ()  # test images of every site, as it said at first
 
     @classmethod
-    def of(cls, run: ClientRun, down: Tree, weights: Sequence[float]) -> "Expected":
+    def of(cls, run: ClientRun, down: Tree, weights: Sequence[float], tests: Sequence[int | None]) -> "Expected":
         """Try the method on the blank run, from `down` [1, ...] as client 0 receives it."""
         fitted = run.fleet.fit(0, torch.tensor([0]), down, keep=False)
         parts = {"up": fitted.up, "measures": fitted.measures, "tested": fitted.tested}
         whole = tree.row(join_parts(parts) | {"weight": fitted.weights}, 0)
         tested = {name: value for name, value in whole.items() if name.startswith("tested.")}
-        return cls(wire.shapes(whole), wire.shapes(tested), tuple(weights))
+        return cls(wire.shapes(whole), wire.shapes(tested), tuple(weights), tuple(tests))
 
     @property
     def up(self) -> Tree:
@@ -165,19 +166,22 @@ class RemoteFleet:
 
         def check(site: str, answer: Message) -> None:
             wire.check(answer.tree, expected)
-            declared = self.expected.weights[self.messenger.federation.sites.index(site)]
+            declared = self.expected.weights[self._number(site)]
             if keep and not masked and float(answer.tree["weight"]) != declared:
                 raise Refused(f"its weight is {float(answer.tree['weight']):g}, but it declared {declared:g}")
             images: Any = answer.head.get("images")
             if type(images) is not int or not 0 <= images < MOST:
                 raise Refused("it does not say how many images it used")
-            _check_sums(answer.tree)
+            _check_sums(answer.tree, self.expected.tests[self._number(site)])
 
         return check
 
     def _check_evaluate(self, site: str, answer: Message) -> None:
         wire.check(answer.tree, self.expected.evaluate)
-        _check_sums(answer.tree)
+        _check_sums(answer.tree, self.expected.tests[self._number(site)])
+
+    def _number(self, site: str) -> int:
+        return self.messenger.federation.sites.index(site)
 
     def _sums(self, asked: Sequence[int], good: Mapping[int, Message]) -> Tree:
         zero = {name: torch.zeros(shape, dtype=dtype) for name, (dtype, shape) in self.expected.evaluate.items()}
@@ -190,8 +194,10 @@ def _images(good: Mapping[int, Message]) -> int:
     return sum(answer.head["images"] for answer in good.values())
 
 
-def _check_sums(answer: Tree) -> None:
-    """Refuse impossible counts."""
+def _check_sums(answer: Tree, declared: int | None) -> None:
+    """Refuse impossible counts, and more test images than the site declared."""
     sums = pick_part(answer, "tested")
+    if declared is not None and "count" in sums and float(sums["count"]) > declared:
+        raise Refused(f"it counts {float(sums['count']):g} test images, but it declared {declared:,}")
     if "count" in sums and "correct" in sums and not 0 <= float(sums["correct"]) <= float(sums["count"]):
         raise Refused(f"it counts {float(sums['correct']):g} correct predictions of {float(sums['count']):g}")

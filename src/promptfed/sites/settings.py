@@ -24,6 +24,8 @@ class Federation:
     round_seconds: Positive = 3600.0  # a round closes at this deadline with those who answered
     patience_seconds: Positive = 86400.0  # how long a round with too few answers is repeated
     answer_mb: Positive = 1024.0  # the largest answer that is accepted
+    max_images: Count = 10_000_000  # the most training, or test, images that a site may declare
+    max_ratio: Positive = 100.0  # the most that a site may count, in units of the other sites' median
 
     @property
     def needed(self) -> int:
