@@ -228,13 +228,13 @@ def test_out_is_not_empty(images: Path, tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine.txt"]
     (tmp_path / "out" / "recipe.toml").write_text("precious")
     found = mistake("local", *tiny(images), "--out", tmp_path / "out")
-    assert f"go on with --resume {tmp_path / 'out'}, or choose another --out." in found
+    assert f"resume it with --resume {tmp_path / 'out'}, or choose another --out." in found
 
 
 def test_out_cannot_be_made(images: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("precious")
     found = mistake("local", *tiny(images), "--out", tmp_path / "file" / "out")
-    assert f"The run folder {tmp_path / 'file' / 'out'} cannot be made: Not a directory; choose another" in found
+    assert f"Run folder {tmp_path / 'file' / 'out'} cannot be created: Not a directory; choose another" in found
 
 
 def test_out_is_a_file(images: Path, tmp_path: Path) -> None:
@@ -250,8 +250,8 @@ def test_out_below_a_file(images: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["compare", "report"])
 def test_no_run_folder(command: str, images: Path, tmp_path: Path) -> None:
-    assert "There is no run folder" in sentence(promptfed(command, tmp_path / "none"))
-    assert "is no run folder" in sentence(promptfed(command, tmp_path))
+    assert "does not exist; give the folder of a run" in sentence(promptfed(command, tmp_path / "none"))
+    assert "is not a run folder" in sentence(promptfed(command, tmp_path))
 
 
 def test_resume_without_a_run(images: Path, tmp_path: Path) -> None:

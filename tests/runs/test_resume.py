@@ -155,9 +155,9 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "personal truncated": ("checkpoint/personal-000001.safetensors", truncate, "is damaged"),
     "personal flipped": ("checkpoint/personal-000001.safetensors", flip, "is damaged"),
     "personal missing": ("checkpoint/personal-000001.safetensors", Path.unlink, "is missing"),
-    "state truncated": ("checkpoint/state.json", truncate, "is torn or foreign"),
-    "state empty": ("checkpoint/state.json", write(""), "is torn or foreign"),
-    "state a list": ("checkpoint/state.json", write("[]"), "is torn or foreign"),
+    "state truncated": ("checkpoint/state.json", truncate, "is damaged or not a checkpoint"),
+    "state empty": ("checkpoint/state.json", write(""), "is damaged or not a checkpoint"),
+    "state a list": ("checkpoint/state.json", write("[]"), "is damaged or not a checkpoint"),
     "rounds missing": ("rounds.jsonl", Path.unlink, "holds 0 rounds, the checkpoint 3"),
     "rounds short": ("rounds.jsonl", truncate, "is damaged within its first 3 rounds"),
     "partition torn": ("partition.json", truncate, "is damaged or was edited"),
@@ -206,7 +206,7 @@ def test_damage_is_refused_before_more_rounds_change_anything(what: str, folder:
 def test_a_state_that_makes_no_sense_is_refused(field: str, folder: Path) -> None:
     path = folder / "checkpoint" / "state.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {field: "nonsense"}))
-    assert "torn or foreign" in refused(folder)
+    assert "is damaged or not a checkpoint" in refused(folder)
 
 
 def test_another_format_is_refused(folder: Path) -> None:
@@ -218,20 +218,20 @@ def test_another_format_is_refused(folder: Path) -> None:
 def test_a_foreign_recipe_is_refused(folder: Path) -> None:
     path = folder / "recipe.toml"
     path.write_text(path.read_text().replace("lr = 0.005", "lr = 0.006"))
-    assert "is of another recipe" in refused(folder)
+    assert "belongs to another recipe" in refused(folder)
 
 
 def test_a_foreign_partition_is_refused(folder: Path, images: Path, tmp_path: Path) -> None:
     other = runner.run("local", out=tmp_path / "other", overrides=tuple(tiny(images, "rounds=1", "seed=5")))
     shutil.copy(other.folder / "partition.json", folder / "partition.json")
-    assert "is of another partition" in refused(folder)
+    assert "belongs to another partition" in refused(folder)
 
 
 def test_a_foreign_checkpoint_is_refused(folder: Path, images: Path, tmp_path: Path) -> None:
     other = runner.run("pfedpt", out=tmp_path / "other", overrides=tuple(tiny(images, "rounds=1", "seed=5")))
     shutil.rmtree(folder / "checkpoint")
     shutil.copytree(other.folder / "checkpoint", folder / "checkpoint")
-    assert "is of another recipe" in refused(folder)
+    assert "belongs to another recipe" in refused(folder)
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:

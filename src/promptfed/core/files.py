@@ -13,7 +13,7 @@ except ImportError:  # Windows, where nothing is locked
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old content or the new, never a part."""
+    """Write a text file in one step."""
     part = path.with_name(f".{path.name}.part")
     try:
         with part.open("w", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""Numbers that compare rows, one per client: cosines, correlations, neighbours, maps in the plane. Numpy only."""
+"""Statistics that compare rows, one per client: cosines, correlations, neighbours, maps in the plane; numpy only."""
 
 from typing import Any
 
@@ -9,14 +9,14 @@ Array = NDArray[np.float64]
 
 
 def cosines(vectors: Array) -> Array:
-    """Return the cosine of every two rows [N, N]; a row of zeros has no direction and is 0 with all."""
+    """Return the cosine of every two rows [N, N]; for a row of zeros it is 0."""
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     units = vectors / np.where(norms > 0, norms, 1)
     return np.clip(units @ units.T, -1, 1)
 
 
 def centred(vectors: Array) -> Array:
-    """Return the rows without their mean; what is left of equal rows is rounding, and becomes zero."""
+    """Return the rows minus their mean; what equal rows leave is rounding error and becomes zero."""
     rest = vectors - vectors.mean(0)
     noise = 1e-9 * np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.where(np.linalg.norm(rest, axis=1, keepdims=True) > noise, rest, 0)
@@ -30,27 +30,27 @@ def label_distances(counts: Array) -> Array:
 
 
 def shares(counts: NDArray[Any]) -> Array:
-    """Return each row as shares of its sum; a row of zeros stays."""
+    """Return each row as shares of its sum; a row of zeros stays zero."""
     found: Array = np.asarray(counts, np.float64) / np.maximum(counts.sum(1, keepdims=True), 1)
     return found
 
 
 def row_cosines(first: Array, second: Array) -> Array:
-    """Return the cosine of each row of one with the same row of the other [N]; with a row of zeros it is 0."""
+    """Return the cosine of each row with the same row of the other [N]; for a row of zeros it is 0."""
     lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
     found: Array = (first * second).sum(1) / np.where(lengths > 0, lengths, 1)
     return found
 
 
 def row_correlations(first: Array, second: Array) -> list[float | None]:
-    """Return Pearson's correlation of each row with the same row of the other; None where one is all the same."""
+    """Return Pearson's correlation of each row with the same row of the other; None if one of them is constant."""
     one, other = first - first.mean(1, keepdims=True), second - second.mean(1, keepdims=True)
     flat = (np.abs(one).max(1) < 1e-9) | (np.abs(other).max(1) < 1e-9)
     return [None if none else float(value) for none, value in zip(flat, row_cosines(one, other), strict=True)]
 
 
 def same_neighbours(vectors: Array, groups: NDArray[Any]) -> float:
-    """Return the share of rows whose nearest other row is of the same group; of several as near, the first counts."""
+    """Return the share of rows whose nearest other row is in the same group; among equals the first counts."""
     lengths = (vectors**2).sum(1)
     apart = lengths[:, None] + lengths[None] - 2 * vectors @ vectors.T
     np.fill_diagonal(apart, np.inf)
@@ -58,9 +58,9 @@ def same_neighbours(vectors: Array, groups: NDArray[Any]) -> float:
 
 
 def silhouette(vectors: Array, groups: NDArray[Any]) -> float | None:
-    """Return scikit-learn's silhouette score of rows in groups, from -1 to 1, the nearer to 1 the better they part.
+    """Return scikit-learn's silhouette score of rows in groups, from -1 to 1: higher means better separated.
 
-    It is None of one group, where no group has two rows, and where scikit-learn is not installed.
+    It is None for a single group, if no group has two rows, and if scikit-learn is not installed.
     """
     try:
         from sklearn.metrics import silhouette_score
@@ -72,7 +72,7 @@ def silhouette(vectors: Array, groups: NDArray[Any]) -> float | None:
 
 
 def rank_correlation(first: Array, second: Array) -> float | None:
-    """Return Spearman's correlation, ties sharing their mean rank; None where one side is all the same."""
+    """Return Spearman's correlation, ties sharing their mean rank; None if one side is constant."""
     one, other = _ranks(first), _ranks(second)
     if len(one) < 2 or np.ptp(one) == 0 or np.ptp(other) == 0:
         return None
@@ -84,14 +84,14 @@ def principal_components(vectors: Array) -> tuple[Array, list[float]]:
     left, sizes, _ = np.linalg.svd(centred(vectors), full_matrices=False)
     points = np.zeros((len(vectors), 2))
     points[:, : len(sizes[:2])] = left[:, :2] * sizes[:2]
-    # The sign of an axis is arbitrary: the farthest client is put on the positive side.
+    # The sign of an axis is arbitrary: the farthest row goes on the positive side.
     points *= np.where(points[np.abs(points).argmax(0), [0, 1]] < 0, -1, 1)
     spread = (points**2).sum(0) / max(float((sizes**2).sum()), np.finfo(float).tiny)
     return points, rounded(spread, 3)
 
 
 def plane(vectors: Array) -> dict[str, Any]:
-    """Lay rows out in the plane, the largest coordinate being 1: by t-SNE, or on their principal components."""
+    """Place rows in the plane, the largest coordinate being 1: by t-SNE, or on their principal components."""
     neighbours = min(30.0, (len(vectors) - 1) / 3)
     points = _tsne(vectors, neighbours) if len(vectors) >= 5 and centred(vectors).any() else None
     if points is not None:
@@ -101,7 +101,7 @@ def plane(vectors: Array) -> dict[str, Any]:
 
 
 def _tsne(vectors: Array, perplexity: float) -> Array | None:
-    """Return the t-SNE map, or None where scikit-learn is not installed or there is but one dimension."""
+    """Return the t-SNE map, or None if scikit-learn is not installed or there is only one dimension."""
     try:
         from sklearn.manifold import TSNE
     except ImportError:
@@ -120,7 +120,7 @@ def _scaled(points: Array) -> list[list[float]]:
 
 
 def _ranks(values: Array) -> Array:
-    """Return ranks from 1, equal values sharing their mean rank; differences below 1e-9 are rounding."""
+    """Return ranks from 1, equal values sharing their mean rank; differences below 1e-9 are rounding error."""
     _, which, many = np.unique(np.round(values, 9), return_inverse=True, return_counts=True)
     ranks: Array = (many.cumsum() - (many - 1) / 2)[which]
     return ranks

@@ -1,7 +1,6 @@
-"""What the clients' prompts, descriptors and attention say about the clients: the content of figures.json.
+"""Compare the clients' prompts, descriptors and attention with the images they hold: the content of figures.json.
 
-`make` takes what a method shows of itself at the end of a run and sets it beside who holds which images; the report
-draws what it returns.
+`make` takes what a method shows of itself at the end of a run; the report draws what it returns.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ def make(
     domains: NDArray[Any],
     domain_names: Sequence[str],
 ) -> dict[str, object] | None:
-    """Return the content of figures.json for the first clients, or None where there is nothing to show.
+    """Return the content of figures.json for the first clients, or None if there is nothing to show.
 
     `counts` [N, classes] are the clients' training images per class, `domains` [N] the domain of each.
     """
@@ -44,7 +43,7 @@ def make(
 
 
 def _checked(name: str, exhibit: NDArray[Any], clients: int) -> Array:
-    """Return the first clients' part of an exhibit, or refuse what is none."""
+    """Return an exhibit's rows of the first clients, or refuse an exhibit of the wrong name or shape."""
     if name not in EXHIBITS:
         raise choice("exhibit", name, EXHIBITS)
     values = np.asarray(exhibit)
@@ -64,7 +63,7 @@ def _flat(exhibit: Array) -> Array:
 
 
 def _prompts(vectors: Array, counts: Array, domains: NDArray[Any]) -> dict[str, object]:
-    """Compare the clients' prompts with each other, and with how unlike the clients' images are."""
+    """Compare the clients' prompts with each other, and with how much the clients' images differ."""
     alike, distances = cosines(centred(vectors)), label_distances(counts)
     others = (domains[:, None] != domains[None]).astype(np.float64)
     pairs = np.triu_indices(len(vectors), 1)

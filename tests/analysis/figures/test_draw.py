@@ -247,7 +247,7 @@ def test_folders_and_files_that_cannot_be(runs: dict[str, Path], tmp_path: Path)
         draw("prior", [runs["pt"], runs["fedavg"]])
     with pytest.raises(PromptFedError, match='Unknown picture format "jpg" in'):
         draw("labels", [runs["pt"]], tmp_path / "a.jpg")
-    with pytest.raises(PromptFedError, match="There is no run folder at"):
+    with pytest.raises(PromptFedError, match="does not exist; give the folder of a run"):
         draw("prior", [tmp_path / "none"])
     with pytest.raises(PromptFedError, match="at least one run folder"):
         draw("prior", [])

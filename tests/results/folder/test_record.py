@@ -65,7 +65,7 @@ def test_lines_of_two_processes_are_refused(record: Record) -> None:
 def test_a_folder_is_held_by_one(record: Record) -> None:
     with record.held():
         with (
-            pytest.raises(PromptFedError, match=r"Another process is at work in .*run; wait"),
+            pytest.raises(PromptFedError, match=r"Another process is using .*run; wait"),
             Record.reopen(record.folder).held(),
         ):
             pass
@@ -143,7 +143,7 @@ def test_a_state_that_lacks_something_is_refused(record: Record, key: str) -> No
     state = json.loads(path.read_text())
     del state[key]
     path.write_text(json.dumps(state))
-    with pytest.raises(PromptFedError, match="torn or foreign"):
+    with pytest.raises(PromptFedError, match="is damaged or not a checkpoint"):
         record.state("r", "p")
 
 

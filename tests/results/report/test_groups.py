@@ -69,7 +69,7 @@ def test_a_folder_of_runs_names_the_run_inside(make_run: MakeRun, tmp_path: Path
     with pytest.raises(PromptFedError) as caught:
         read_run(tmp_path)
     assert f'did you mean "{inner}"?' in str(caught.value)
-    with pytest.raises(PromptFedError, match="There is no run folder at"):
+    with pytest.raises(PromptFedError, match="does not exist; give the folder of a run"):
         read_run(tmp_path / "none")
 
 

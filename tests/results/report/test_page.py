@@ -195,9 +195,9 @@ FOREIGN = {
     "torn": ('{"clients": 4, "doma', "is not valid JSON"),
     "a list": ("[1, 2]", "must hold one JSON object"),
     "empty": ("{}", "it has no 'domains'"),
-    "text": ('{"domains": "abc", "classes": [], "domain_names": []}', "holds no figures"),
-    "number": ('{"domains": 3, "classes": [], "domain_names": []}', "holds no figures"),
-    "uneven": ('{"domains": [0, 1], "classes": [0], "domain_names": []}', "it has 2 domains of clients"),
+    "text": ('{"domains": "abc", "classes": [], "domain_names": []}', "does not describe figures"),
+    "number": ('{"domains": 3, "classes": [], "domain_names": []}', "does not describe figures"),
+    "uneven": ('{"domains": [0, 1], "classes": [0], "domain_names": []}', "it has domains for 2 clients"),
     "short": (
         '{"domains": [0, 1], "classes": [0, 1], "domain_names": [], "attention": [[1]]}',
         "attention does not fit 2 clients",
@@ -208,10 +208,16 @@ FOREIGN = {
     ),
     "alone": (
         '{"domains": [0], "classes": [0], "domain_names": [], "prompts": {"cosine": [[1]]}}',
-        "has nothing to be compared with",
+        "of a single client cannot be compared",
     ),
-    "no table": ('{"domains": [0, 1], "classes": [0, 1], "domain_names": [], "prompts": 7}', "holds no figures"),
-    "huge": ('{"domains": [0], "classes": [0], "domain_names": [], "attention": [[1' + "0" * 400 + "]]}", "no figures"),
+    "no table": (
+        '{"domains": [0, 1], "classes": [0, 1], "domain_names": [], "prompts": 7}',
+        "does not describe figures",
+    ),
+    "huge": (
+        '{"domains": [0], "classes": [0], "domain_names": [], "attention": [[1' + "0" * 400 + "]]}",
+        "does not describe figures",
+    ),
     "not text": (None, "cannot be read as text"),
 }
 

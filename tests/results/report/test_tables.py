@@ -179,7 +179,7 @@ def damage(folder: Path, name: str, text: str | None) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
-        ("recipe.toml", None, "is no run folder, it has no recipe.toml"),
+        ("recipe.toml", None, "is not a run folder, since it has no recipe.toml"),
         ("recipe.toml", "seed = ", "is not valid TOML"),
         ("rounds.jsonl", None, "has no finished round yet"),
         ("rounds.jsonl", "", "has no finished round yet"),

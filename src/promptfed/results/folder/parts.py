@@ -33,7 +33,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What travels: floats per client and round, bytes summed over all clients of a round or of a run."""
+    """What is sent: floats per client and round, and bytes over all clients of a round or of a run."""
 
     down_floats: int
     up_floats: int
@@ -58,7 +58,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Client:
-    """How many images one client holds: for training per class and per domain, and for its test."""
+    """How many images one client holds: training images per class and per domain, and test images."""
 
     counts: tuple[int, ...]
     domains: tuple[int, ...]
@@ -67,7 +67,7 @@ class Client:
 
 @dataclass(frozen=True)
 class Holdings:
-    """Who holds what."""
+    """How many images of each class and domain every client holds."""
 
     hash: str
     classes: tuple[str, ...]
@@ -86,7 +86,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class DrawnFigure:
-    """A figure someone asked for: its kind, its words, and its picture."""
+    """A figure that `promptfed figure` drew: its kind, title, caption and picture."""
 
     kind: str
     title: str
@@ -96,7 +96,7 @@ class DrawnFigure:
 
 @dataclass(frozen=True)
 class PromptSimilarity:
-    """How alike the clients' prompts are, the mean prompt removed or not, beside how far apart their labels are."""
+    """The similarity of the clients' prompts, with and without the mean prompt, and the distance of their labels."""
 
     cosine: ClientMatrix
     centred: ClientMatrix
@@ -108,7 +108,7 @@ class PromptSimilarity:
 
 @dataclass(frozen=True)
 class DescriptorMap:
-    """The clients' descriptors in the plane, and how they got there."""
+    """The clients' descriptors in the plane, and the method that placed them there."""
 
     kind: str
     points: tuple[tuple[float, float], ...]
@@ -117,7 +117,7 @@ class DescriptorMap:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a method shows of its clients: the first ones, each with its domain and its most frequent class."""
+    """What a method shows of its first clients, each with its domain and its most frequent class."""
 
     domain_names: tuple[str, ...]
     domains: tuple[int, ...]
@@ -128,7 +128,7 @@ class Figures:
 
 
 def read_text(path: Path) -> str:
-    """Return a file's text, or say why not."""
+    """Return a file's text, or refuse a file that cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -136,7 +136,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> Json | None:
-    """Return the JSON object in a file, or None where there is no such file."""
+    """Return the JSON object in a file, or None if the file does not exist."""
     if not path.is_file():
         return None
     try:
@@ -149,7 +149,7 @@ def read_json(path: Path) -> Json | None:
 
 
 def parse_recipe(path: Path, text: str) -> Json:
-    """Return the recipe as it was written, every key filled in."""
+    """Return the recipe as it was written, with every default."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -157,7 +157,7 @@ def parse_recipe(path: Path, text: str) -> Json:
 
 
 def read_rounds(path: Path) -> tuple[Round, ...]:
-    """Read every finished round; a torn last line is a round that was being written, so it does not count."""
+    """Read every finished round; an incomplete last line is a round being written and does not count."""
     lines = read_text(path).splitlines()
     rounds: dict[int, Round] = {}
     for index, line in enumerate(lines):
@@ -171,24 +171,24 @@ def read_rounds(path: Path) -> tuple[Round, ...]:
             raise PromptFedError(f'"{path}", line {index + 1}, is not a round: {why(error)}.') from error
         rounds[one.number] = one
     if not rounds:
-        raise PromptFedError(f'Run folder "{path.parent}" has no finished round yet; let the run go on.')
+        raise PromptFedError(f'Run folder "{path.parent}" has no finished round yet; wait for the first one.')
     return tuple(rounds[number] for number in sorted(rounds))
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """Return the summary of the finished run in `folder`, or refuse one that does not say what was run how far."""
+    """Return the summary of the finished run in `folder`, or refuse one without its recipe and rounds."""
     path = folder / names.SUMMARY
     try:
         summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if not {"recipe_hash", "rounds"} <= summary.keys() or not isinstance(summary["accuracy"]["round"], int):
-            raise ValueError("it does not say what was run how far")
+            raise ValueError("it lacks its recipe or its rounds")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise PromptFedError(f"{path} is damaged; remove it and resume the run, which writes it again.") from error
     return summary
 
 
 def read_partition(path: Path) -> Holdings | None:
-    """Return who holds what, or None where there is no such file."""
+    """Return which images the clients hold, or None if the file does not exist."""
     raw = read_json(path)
     if raw is None:
         return None
@@ -203,21 +203,21 @@ def read_partition(path: Path) -> Holdings | None:
 
 
 def read_figures(path: Path) -> tuple[Figures | None, str]:
-    """Read what the method shows, or say why not: a report is worth reading without it."""
+    """Read what the method shows, or return why it cannot be read: the report is useful without it."""
     try:
         raw = read_json(path)
         return (None if raw is None else _figures(raw)), ""
     except PromptFedError as error:
         return None, str(error)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-        return None, f'"{path}" holds no figures: {why(error)}.'
+        return None, f'"{path}" does not describe figures: {why(error)}.'
 
 
 def _figures(raw: Json) -> Figures:
     domains, classes = _integers(raw["domains"]), _integers(raw["classes"])
     count = len(domains)
     if len(classes) != count:
-        raise ValueError(f"it has {count} domains of clients, but {len(classes)} classes")
+        raise ValueError(f"it has domains for {count} clients, but classes for {len(classes)}")
     return Figures(
         domain_names=_texts(raw["domain_names"]),
         domains=domains,
@@ -230,7 +230,7 @@ def _figures(raw: Json) -> Figures:
 
 def _likeness(raw: Json, count: int) -> PromptSimilarity:
     if count < 2:
-        raise ValueError("one client's prompt has nothing to be compared with")
+        raise ValueError("the prompt of a single client cannot be compared")
     alike, centred, apart = (_matrix(raw[key], count, count, key) for key in ("cosine", "centred", "label_distance"))
     found = raw["rank_correlation"]
     return PromptSimilarity(
@@ -244,7 +244,7 @@ def _places(raw: Json, count: int) -> DescriptorMap:
 
 
 def _matrix(raw: Any, rows: int, columns: int | None, name: str) -> ClientMatrix:
-    """Return finite numbers of that shape; with no `columns`, rows of any one length but none."""
+    """Return finite numbers of that shape; without `columns`, rows may have any common length except zero."""
     found = tuple(tuple(float(value) for value in row) for row in raw)
     wanted = columns if columns is not None else max((len(row) for row in found), default=0)
     if len(found) != rows or not wanted or any(len(row) != wanted for row in found):
@@ -262,7 +262,7 @@ def find_pictures(folder: Path) -> Iterator[Picture]:
 
 
 def find_drawn_figures(folder: Path) -> Iterator[DrawnFigure]:
-    """Yield the figures of `promptfed figure` by kind; one whose picture is gone does not count."""
+    """Yield the figures of `promptfed figure` by kind; one whose picture is missing is skipped."""
     for path in sorted(folder.glob("*.json")):
         picture, raw = path.with_suffix(".png"), read_json(path)
         if raw is not None and picture.is_file():
@@ -295,12 +295,12 @@ def scores(raw: Json | None) -> Scores | None:
 
 
 def traffic(raw: Json) -> Traffic:
-    """Return what travelled."""
+    """Return what was sent."""
     return Traffic(*(int(raw[key]) for key in ("down_floats", "up_floats", "down_bytes", "up_bytes")))
 
 
 def number(value: Any) -> float | None:
-    """Return a finite float, or None: a diverged loss is written as NaN and cannot be drawn."""
+    """Return a finite float, or None: the loss of a diverged run is NaN and cannot be drawn."""
     return float(value) if value is not None and math.isfinite(float(value)) else None
 
 
@@ -318,5 +318,5 @@ def _texts(raw: Any) -> tuple[str, ...]:
 
 
 def why(error: Exception) -> str:
-    """Say in half a sentence what a file lacks."""
+    """Say what is wrong with a file, as the end of a sentence."""
     return f"it has no {error}" if isinstance(error, KeyError) else str(error)

@@ -34,7 +34,7 @@ from promptfed.results.folder.parts import (
 
 @dataclass(frozen=True)
 class RunFolder:
-    """All that a report says about one run; of an unfinished run, what its rounds say so far."""
+    """All that a report says about one run; for an unfinished run, the results of its rounds so far."""
 
     path: Path
     recipe_text: str
@@ -68,7 +68,7 @@ class RunFolder:
 
     @property
     def adapts(self) -> bool:
-        """Whether `scores` are of models that the method adapted in the end, not of those that clients received."""
+        """Whether `scores` are of models that the method adapted at the end, not of those that clients received."""
         return self.scores is not None and self.before is not None and self.scores != self.before
 
     @property
@@ -88,7 +88,7 @@ class RunFolder:
 
     @property
     def contacts(self) -> int:
-        """How often any client took part: the divisor that turns the run's bytes into bytes per client and round."""
+        """How many times clients took part, over all rounds: the divisor for bytes per client and round."""
         return sum(len(one.clients) for one in self.rounds)
 
     @property
@@ -103,7 +103,7 @@ class RunFolder:
 
 
 def run_folders(paths: Sequence[Path]) -> list[Path]:
-    """Return the run folders that are meant, each once: those given, and all that lie below a folder that is none."""
+    """Return every run folder once: those given, and for any other folder all run folders inside it."""
     found: dict[Path, Path] = {}
     for path in paths:
         below = [] if (path / names.RECIPE).is_file() else sorted(one.parent for one in path.rglob(names.ROUNDS))
@@ -144,7 +144,7 @@ def read_run(path: Path | str) -> RunFolder:
 
 
 def per_domain(deployed: Mapping[str, float]) -> list[float]:
-    """Return the accuracies of the server's own model by domain; without domains, the one on all images."""
+    """Return the accuracies of the server's own model on each domain; without domains, on all images."""
     return [value for name, value in deployed.items() if name != "all" or len(deployed) == 1]
 
 
@@ -155,21 +155,23 @@ def most_of(amounts: Sequence[float], names: Sequence[str]) -> list[str]:
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuse a path that is no run folder, naming run folders just below it."""
+    """Refuse a path that is not a run folder, and suggest one just below it."""
     if not folder.is_dir():
-        raise PromptFedError(f'There is no run folder at "{folder}"; give the folder a run has written.')
+        raise PromptFedError(f'Run folder "{folder}" does not exist; give the folder of a run.')
     missing = [name for name in (names.RECIPE, names.ROUNDS) if not (folder / name).is_file()]
     if not missing:
         return
     if missing == [names.ROUNDS]:
-        raise PromptFedError(f'Run folder "{folder}" has no finished round yet (no {names.ROUNDS}); let the run go on.')
+        raise PromptFedError(
+            f'Run folder "{folder}" has no finished round yet (no {names.ROUNDS}); wait for the first one.'
+        )
     below = sorted(str(found.parent) for found in folder.glob(f"*/{names.ROUNDS}"))
-    hint = f'did you mean "{below[0]}"?' if below else "give the folder a run has written."
-    raise PromptFedError(f'"{folder}" is no run folder, it has no {missing[0]}; {hint}')
+    hint = f'did you mean "{below[0]}"?' if below else "give the folder of a run."
+    raise PromptFedError(f'"{folder}" is not a run folder, since it has no {missing[0]}; {hint}')
 
 
 def _finished(path: Path, raw: Json, recipe: Json) -> dict[str, Any]:
-    """The fields of a finished run, from its summary."""
+    """Return the fields of a finished run, from its summary."""
     try:
         accuracy = raw["accuracy"]
         return {
@@ -196,10 +198,10 @@ def _finished(path: Path, raw: Json, recipe: Json) -> dict[str, Any]:
 
 
 def _unfinished(recipe: Json, rounds: tuple[Round, ...], partition: Holdings | None) -> dict[str, Any]:
-    """The same fields while there is no summary: names from the recipe, numbers from the rounds so far."""
+    """Return the same fields for an unfinished run: names from the recipe, numbers from the rounds so far."""
     scored = [(one.received, one) for one in rounds if one.received is not None]
     last = scored[-1][0] if scored else None
-    # Once newcomers have joined, a mean over the others alone is no longer one of the same clients.
+    # After newcomers have joined, earlier means cover fewer clients and cannot be compared.
     same = [pair for pair in scored if last and len(pair[0].per_client) == len(last.per_client)]
     best = max(same, key=lambda pair: pair[0].mean, default=None)
     planned = recipe.get("rounds")
@@ -232,12 +234,12 @@ def _unfinished(recipe: Json, rounds: tuple[Round, ...], partition: Holdings | N
 
 
 def _whole(recipe: Json, key: str) -> int:
-    """Return the whole number a recipe gives, or 0."""
+    """Return the whole number under a recipe's key, or 0."""
     found = recipe.get(key)
     return found if isinstance(found, int) else 0
 
 
 def _name(recipe: Json, table: str) -> str:
-    """Return the `name` a recipe's table gives, or a question mark."""
+    """Return the `name` in a recipe's table, or a question mark."""
     found = recipe.get(table)
     return str(found.get("name", "?")) if isinstance(found, dict) else "?"

@@ -22,7 +22,7 @@ FORMAT = 1
 
 
 def over_sites(folder: Path) -> bool:
-    """Say whether a run folder is the coordinator's side of a run over sites."""
+    """Return whether a run folder is the coordinator's side of a run over sites."""
     return (folder / names.FEDERATION).is_file()
 
 
@@ -47,13 +47,13 @@ class Record:
         if folder.exists() and not folder.is_dir():
             raise PromptFedError(f"{folder} is a file, not a folder; choose another --out.")
         if folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
-            hint = f"go on with --resume {folder}, or " if (folder / names.RECIPE).is_file() else ""
+            hint = f"resume it with --resume {folder}, or " if (folder / names.RECIPE).is_file() else ""
             raise PromptFedError(f"{folder} is not empty; {hint}choose another --out.")
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except (FileNotFoundError, NotADirectoryError, FileExistsError, PermissionError) as error:
             raise PromptFedError(
-                f"The run folder {folder} cannot be made: {error.strerror}; choose another --out."
+                f"Run folder {folder} cannot be created: {error.strerror}; choose another --out."
             ) from error
         write_text(folder / names.RECIPE, recipe)  # from here on the run can be resumed
         self.checkpoint.mkdir()
@@ -61,7 +61,7 @@ class Record:
 
     @classmethod
     def reopen(cls, folder: Path) -> "Record":
-        """Go on with the run in `folder`."""
+        """Open the folder of a run to resume it."""
         if not (folder / names.RECIPE).is_file():
             raise PromptFedError(f"{folder} holds no run to resume: {names.RECIPE} is missing.")
         record = cls(folder)
@@ -74,12 +74,12 @@ class Record:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the folder: two processes that write into one run would spoil it."""
+        """Lock the folder: two processes that write into one run would corrupt it."""
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(files.held(self.folder / names.LOCK, wait=False))
             except BlockingIOError as error:
-                raise PromptFedError(f"Another process is at work in {self.folder}; wait for its end.") from error
+                raise PromptFedError(f"Another process is using {self.folder}; wait until it ends.") from error
             yield
 
     def state(self, recipe_hash: str, partition_hash: str) -> Line | None:
@@ -96,22 +96,26 @@ class Record:
         except (ValueError, KeyError, TypeError, AttributeError):
             whole = False
         if not whole:
-            raise PromptFedError(f"The checkpoint {path} is torn or foreign; start anew with another --out.")
+            raise PromptFedError(
+                f"Checkpoint {path} is damaged or not a checkpoint; start a new run with another --out."
+            )
         if known["format"] != FORMAT:
-            raise PromptFedError(f"The checkpoint {path} has format {known['format']}; this version reads {FORMAT}.")
+            raise PromptFedError(f"Checkpoint {path} has format {known['format']}; this version reads {FORMAT}.")
         for what, expected in (("recipe", recipe_hash), ("partition", partition_hash)):
             if known[what] != expected:
-                raise PromptFedError(f"The checkpoint {path} is of another {what}; start anew with another --out.")
+                raise PromptFedError(
+                    f"Checkpoint {path} belongs to another {what}; start a new run with another --out."
+                )
         return state
 
     def read(self, finished: int) -> list[str]:
-        """Take over the `finished` rounds and return their lines; nothing is written."""
+        """Load the `finished` rounds and return their lines; nothing is written."""
         path = self.folder / names.ROUNDS
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         try:
             self.rounds = [json.loads(line) for line in lines[:finished]]
             if [line["round"] for line in self.rounds] != list(range(1, len(self.rounds) + 1)):
-                raise ValueError("rounds are missing or doubled")
+                raise ValueError("rounds are missing or repeated")
         except (ValueError, KeyError, TypeError) as error:
             raise PromptFedError(f"{path} is damaged within its first {finished} rounds; start a new run.") from error
         if len(self.rounds) < finished:
@@ -119,7 +123,7 @@ class Record:
         return lines[:finished]
 
     def rewind(self, finished: int) -> None:
-        """Keep the lines of the `finished` rounds alone; a line cut off by a crash lies beyond them."""
+        """Keep only the lines of the `finished` rounds; a line cut off by a crash comes after them."""
         kept = self.read(finished)
         write_text(self.folder / names.ROUNDS, "".join(line + "\n" for line in kept))
 
@@ -130,7 +134,7 @@ class Record:
         self.rounds.append(line)
 
     def commit(self, state: Line) -> None:
-        """Make `state` the one to resume from, then remove the files it does not name."""
+        """Make `state` the state to resume from, then remove the files it does not name."""
         rounds = self.folder / names.ROUNDS
         if rounds.exists():
             with rounds.open("rb") as file:
