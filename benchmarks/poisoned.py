@@ -24,7 +24,7 @@ from promptfed.data.partition import make_partition
 from promptfed.federation.loop import Loop
 from promptfed.methods.fedavg import FedAvg
 from promptfed.results.folder.record import Record
-from promptfed.runs import config, planning, runner
+from promptfed.runs import config, planning
 
 RECIPE = [
     *("clients=10", "rounds=12", "partition.name=iid", "evaluate.every=1000", "evaluate.after=false"),
@@ -64,7 +64,7 @@ class Poisoned(FedAvg):
 
 def poisoned_loop(words: Sequence[str], poisoned: int, factor: float, folder: Path) -> Loop:
     """Return the round loop of a FedAvg recipe some of whose clients are poisoned."""
-    recipe = runner.single(config.load("demo/fedavg", list(words)))
+    recipe = config.load_one("demo/fedavg", list(words))
     given = {key: value for key, value in recipe.method.items() if key != "name"}
     method = Poisoned(**given, poisoned=poisoned, factor=factor)
     dataset = open_dataset(**recipe.data)

@@ -13,7 +13,7 @@ from promptfed.analysis.generate import Sampler, generate, global_word, grid, sa
 from promptfed.backbones.painter import Painter
 from promptfed.core.errors import PromptFedError
 from promptfed.runs.finished import Finished, open_run, open_words
-from promptfed.runs.runner import read_again
+from promptfed.runs.reevaluating import reevaluate
 from support.command import promptfed
 from support.inverted_runs import SIDE, classified, inverted, painted, painting
 
@@ -59,7 +59,7 @@ def test_the_word_of_every_round_is_kept(relic: Finished, tmp_path: Path) -> Non
 
 
 def test_a_run_that_is_read_again_keeps_the_words_of_its_rounds(relic: Finished, tmp_path: Path) -> None:
-    read_again(relic.folder, relic.plan.recipe, tmp_path / "read")
+    reevaluate(relic.folder, relic.plan.recipe, tmp_path / "read")
     again = open_run(tmp_path / "read")
     for finished in (1, 2):
         torch.testing.assert_close(again.words.word(finished), relic.words.word(finished), rtol=0, atol=0)

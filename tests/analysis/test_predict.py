@@ -147,7 +147,7 @@ def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     files = {name: write_images(folder / f"{name}.npz", count=24, side=32) for name in federation.sites}
     workers = {name: Worker(name, folder / name, str(files[name]), "cpu") for name in federation.sites}
     words = ["clients=2", "rounds=1", "device=cpu", "evaluate.after=false", *SITES[method]]
-    coordinator.create(folder / "run", runner.single(config.load(method, words)), federation)
+    coordinator.create(folder / "run", config.load_one(method, words), federation)
     exchange = Threads({name: worker.answer for name, worker in workers.items()})
     coordinator.conduct(folder / "run", federation, exchange, lambda line: None)
     return folder / "south"

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from promptfed.cli import arguments
-from promptfed.runs import config, registry, runner
+from promptfed.runs import config, execution, registry, runner
 from promptfed.runs.checks import PROMISES
 from support.command import Done, environment, promptfed
 from support.tiny_runs import tiny, write_images
@@ -138,7 +138,7 @@ def test_run_a_sweep(images: Path, tmp_path: Path) -> None:
 
 def test_a_sweep_goes_on_where_it_stopped(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["run", "local", *tiny(images, "rounds=1", "seed=[3,4,5]"), "--out", str(tmp_path / "a sweep")]
-    start, started = runner.start, list[str]()
+    start, started = execution.start, list[str]()
 
     def interrupted(recipe: config.Recipe, folder: Path) -> runner.Result:
         started.append(folder.name)
@@ -146,7 +146,7 @@ def test_a_sweep_goes_on_where_it_stopped(images: Path, tmp_path: Path, monkeypa
             raise KeyboardInterrupt
         return start(recipe, folder)
 
-    monkeypatch.setattr(runner, "start", interrupted)
+    monkeypatch.setattr(execution, "start", interrupted)
     done = promptfed(*words)
     assert done.code == 130
     assert "Stopped, 1 of 3 runs finished. Go on with: promptfed run local" in done.err
@@ -255,7 +255,7 @@ def test_ctrl_c_names_the_folder_as_it_is(images: Path, tmp_path: Path, monkeypa
     def stop(*given: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(runner, "start", stop)
+    monkeypatch.setattr(execution, "start", stop)
     folder = tmp_path / "run[a]"
     done = promptfed("run", "local", *tiny(images), "--out", folder)
     assert done.code == 130

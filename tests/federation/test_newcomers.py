@@ -249,7 +249,7 @@ def test_a_finished_run_is_not_run_again(done: Result) -> None:
 
 
 def test_more_rounds_are_refused(done: Result) -> None:
-    with pytest.raises(PromptFedError, match=r"newcomers join after round 2; it cannot go on to more rounds\.$"):
+    with pytest.raises(PromptFedError, match=r"newcomers join after round 2; it cannot run for more rounds\.$"):
         run(str(done.folder / "recipe.toml"), resume=done.folder, rounds=3)
 
 

@@ -12,7 +12,7 @@ from promptfed.core.errors import PromptFedError
 from promptfed.federation.sampling import choose
 from promptfed.runs import config
 from promptfed.runs.config import Recipe
-from promptfed.runs.runner import start
+from promptfed.runs.execution import start
 
 
 @settings(deadline=None)

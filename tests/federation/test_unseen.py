@@ -6,7 +6,9 @@ import pytest
 
 from promptfed.core.errors import PromptFedError
 from promptfed.runs import config
-from promptfed.runs.runner import Result, go_on, start
+from promptfed.runs.execution import start
+from promptfed.runs.resuming import resume
+from promptfed.runs.runner import Result
 
 BACKBONE = [f"backbone.{word}" for word in ("name=vit-tiny", "width=8", "depth=1", "heads=2", "patch=16")]
 
@@ -38,7 +40,7 @@ def test_it_is_unseen_after_a_stop_too(tmp_path: Path) -> None:
     straight = shops(tmp_path / "straight", "sketch", "clients=3", "rounds=3")
     shops(tmp_path / "run", "sketch", "clients=3")
     (longer,) = config.load(str(tmp_path / "run" / "recipe.toml"), ["rounds=3"])
-    resumed = go_on(tmp_path / "run", longer)
+    resumed = resume(tmp_path / "run", longer)
     assert resumed.summary["accuracy"]["deployed"] == straight.summary["accuracy"]["deployed"]
 
 

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from promptfed.runs import config, runner
+from promptfed.runs import config, execution
 
 SMALL = ["rounds=1", "data.limit=2", "evaluate.after=false", "device=cpu"]
 
 
 def run(cell: str, folder: Path, *more: str) -> Any:
     (recipe,) = config.load(f"fedapt/{cell}", [*SMALL, *more])
-    return runner.start(recipe, folder / "run").summary
+    return execution.start(recipe, folder / "run").summary
 
 
 @pytest.fixture(autouse=True)

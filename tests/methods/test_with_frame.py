@@ -27,7 +27,7 @@ from promptfed.methods.moon import Moon
 from promptfed.methods.per_fedavg import PerFedAvg
 from promptfed.methods.pfedpt import PFedPT
 from promptfed.methods.with_frame import WithFrame
-from promptfed.runs import config, runner
+from promptfed.runs import config, resuming, runner
 from promptfed.runs.checks import PROMISES, check_method, toy_loop
 from support.tiny_runs import tiny, write_images
 from support.toys import BLACK, Linear, dataset, numbered, rng, shards, task
@@ -303,8 +303,8 @@ def test_a_run_says_what_it_was_and_goes_on(tmp_path: Path) -> None:
     plain = runner.run("moon", out=tmp_path / "plain", overrides=tuple(tiny(images, "rounds=2")))
     assert done.summary["traffic"] == plain.summary["traffic"]  # the prompt stays home
     (longer,) = config.load(str(tmp_path / "run" / "recipe.toml"), ["rounds=3"])
-    again = runner.go_on(tmp_path / "run", longer)
+    again = resuming.resume(tmp_path / "run", longer)
     assert len(again.rounds) == 3
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["method"] == "moon+pt"
     with pytest.raises(PromptFedError, match=r"method\.name=moon\+pt, not moon"):
-        runner.go_on(tmp_path / "run", one("moon", *tiny(images, "rounds=3")))
+        resuming.resume(tmp_path / "run", one("moon", *tiny(images, "rounds=3")))

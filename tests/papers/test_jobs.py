@@ -16,7 +16,7 @@ import pytest
 from promptfed.papers import jobs
 from promptfed.papers.jobs import Job, JobResult, execute
 from promptfed.papers.rendering import read_table
-from promptfed.runs import runner
+from promptfed.runs import execution, runner
 from promptfed.runs.config import Recipe
 from support.command import environment
 from support.small_tables import counted_runs, folders, given_table, run  # noqa: F401  fixtures
@@ -67,11 +67,11 @@ def test_a_bug_leaves_its_traceback_until_the_run_goes_on(tmp_path: Path, monkey
         folder.mkdir()
         raise RuntimeError("cats\nand dogs")
 
-    monkeypatch.setattr(runner, "start", broken)
+    monkeypatch.setattr(execution, "start", broken)
     place = job.folder / "traceback.txt"
     assert jobs.run_job(job) == JobResult(problem=f"RuntimeError: cats and dogs; {place} says where.")
     assert "in broken" in place.read_text(encoding="utf-8")
-    monkeypatch.setattr(runner, "start", lambda recipe, folder: runner.Result(folder, [], {"rounds": 1}))
+    monkeypatch.setattr(execution, "start", lambda recipe, folder: runner.Result(folder, [], {"rounds": 1}))
     assert jobs.run_job(job) == JobResult({"rounds": 1})
     assert not place.exists()
 
@@ -111,7 +111,7 @@ def test_what_is_finished_elsewhere_is_merged(table: Path, tmp_path: Path, count
 
 
 def test_a_stopped_run_goes_on(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, start = tmp_path / "out", runner.start
+    out, start = tmp_path / "out", execution.start
     straight = tmp_path / "straight"
     assert run(table, straight, "--only", "local", "--columns", "iid").code == 0
 
@@ -120,7 +120,7 @@ def test_a_stopped_run_goes_on(table: Path, tmp_path: Path, monkeypatch: pytest.
         (folder / "summary.json").unlink()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(runner, "start", stop)
+    monkeypatch.setattr(execution, "start", stop)
     stopped = run(table, out, "--only", "local", "--columns", "iid")
     assert (stopped.code, stopped.err) == (130, "Stopped. Give the same command again to go on.\n")
     assert run(table, out, "--only", "local", "--columns", "iid").code == 0  # goes on, and so does not start
@@ -159,14 +159,14 @@ def test_a_damaged_summary_is_told(table: Path, tmp_path: Path) -> None:
 
 
 def test_a_failing_cell_does_not_stop_the_others(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start = runner.start
+    start = execution.start
 
     def broken(recipe: Any, folder: Path) -> Any:
         if recipe.method["name"] == "fedavg":
             raise RuntimeError("a\nbug")
         return start(recipe, folder)
 
-    monkeypatch.setattr(runner, "start", broken)
+    monkeypatch.setattr(execution, "start", broken)
     done = run(table, tmp_path / "out", "--columns", "iid")
     assert done.code == 1
     assert "- FedAvg, seed 0: RuntimeError: a bug\n" in done.out

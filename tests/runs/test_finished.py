@@ -22,7 +22,8 @@ from promptfed.federation.loop import Loop
 from promptfed.runs import planning
 from promptfed.runs.config import Recipe
 from promptfed.runs.finished import Words, inverted, open_run
-from promptfed.runs.runner import go_on, run
+from promptfed.runs.resuming import resume
+from promptfed.runs.runner import run
 from support.inverted_runs import classified
 from support.stopped_runs import same
 from support.tiny_runs import write_images
@@ -79,7 +80,7 @@ def test_lines_beyond_the_checkpoint_stay(folder: Path) -> None:
 def test_a_run_that_is_over_goes_on_by_being_read(folder: Path) -> None:
     before = state(folder)
     with read_only(folder):
-        done = go_on(folder)
+        done = resume(folder)
     assert state(folder) == before
     assert done.summary == json.loads((folder / "summary.json").read_text())
     assert len(done.rounds) == 2

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from promptfed.core.errors import PromptFedError
-from promptfed.runs import config, runner
+from promptfed.runs import config
 from promptfed.runs.site_model import read_model, write_model
 from support.datasets import dataset_of
 
 
 def test_a_model_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    recipe = runner.single(config.load("fedavg", ["rounds=3", "seed=5"]))
+    recipe = config.load_one("fedavg", ["rounds=3", "seed=5"])
     data = dataset_of([0, 1, 2], False)
     params = {"b": torch.ones(2), "a": torch.arange(3.0)}
     write_model(tmp_path, params, recipe, data, {"client": torch.tensor(2), "counts": torch.tensor([4.0, 0.0, 1.0])}, 3)
@@ -43,7 +43,7 @@ def test_damaged_files_get_one_sentence(tmp_path: Path) -> None:
     }.items():
         about.write_text(text)
         assert wanted in fail()
-    recipe = runner.single(config.load("fedavg"))
+    recipe = config.load_one("fedavg")
     write_model(tmp_path, {"a": torch.ones(1)}, recipe, dataset_of([0, 1], False), {}, 1)
     assert json.loads(about.read_text())["format"] == 1
     (tmp_path / "model.safetensors").write_bytes(b"torn")

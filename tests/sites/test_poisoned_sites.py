@@ -8,7 +8,6 @@ import pytest
 
 from promptfed.core.errors import PromptFedError
 from promptfed.runs import config
-from promptfed.runs.runner import single
 from promptfed.sites import coordinator, wire
 from promptfed.sites.settings import Federation
 from promptfed.sites.wire import Message
@@ -63,7 +62,7 @@ def honest_accuracy(folder: Path, poisoned: bool, *guards: str) -> float:
     asks |= {name: poison(asks[name]) for name in POISONED if poisoned}
     words = ["clients=10", "rounds=6", "device=cpu", *SETTINGS["fedavg"], *guards]
     out, federation = folder / "run", Federation(NAMES)
-    coordinator.create(out, single(config.load("fedavg", words)), federation)
+    coordinator.create(out, config.load_one("fedavg", words), federation)
     try:
         coordinator.conduct(out, federation, Threads(asks), ignore)
     except PromptFedError as error:

@@ -13,7 +13,7 @@ from promptfed.data.partition import Partition
 from promptfed.federation.store import read_tree
 from promptfed.runs import config
 from promptfed.runs.config import Recipe
-from promptfed.runs.runner import single, start
+from promptfed.runs.execution import start
 from promptfed.sites import coordinator
 from promptfed.sites.settings import Federation
 from promptfed.sites.worker import Worker
@@ -92,7 +92,7 @@ def write_whole(folder: Path) -> tuple[Path, Path]:
 def recipe(method: str, *more: str) -> Recipe:
     """Return a short recipe for three clients."""
     words = ["clients=3", "rounds=3", "device=cpu", *SETTINGS[method], *more]
-    return single(config.load(method, words))
+    return config.load_one(method, words)
 
 
 CNN = ("backbone.channels=[4, 4]", "backbone.hidden=[8]", "method.epochs=2", "method.batch=4")

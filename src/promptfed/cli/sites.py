@@ -180,12 +180,11 @@ def _accuracy(scores: dict[str, Any]) -> str:
 
 def _recipe(source: str, words: list[str], sites: int) -> "Recipe":
     from promptfed.runs import config
-    from promptfed.runs.runner import single
 
     given = [word for word in words if word.startswith("clients=")]
     if given:
         raise PromptFedError(f"{given[0]} cannot be set: the clients are the {sites} sites.")
-    return single(config.load(source, [*words, f"clients={sites}"]))
+    return config.load_one(source, [*words, f"clients={sites}"])
 
 
 def describe_round(line: dict[str, Any], sites: tuple[str, ...]) -> str:

@@ -41,7 +41,8 @@ def run(
 
     A sweep goes on if its command is given again with the same --out: what is finished there is not run again.
     """
-    from promptfed.runs import config, runner
+    from promptfed.runs import config, execution, resuming
+    from promptfed.runs.folders import sweep_folders
 
     words = [*(overrides or []), *([f"device={device}"] if device else [])]
     if source is not None and re.match(r"[\w.]+=", source):  # a key, not a path such as runs/seed=0/recipe.toml
@@ -50,9 +51,9 @@ def run(
         if out is not None:
             raise PromptFedError(f"--resume goes on in {resume}; leave out --out.")
         _check_run(resume)
-        recipe = runner.single(config.load(source or str(resume / names.RECIPE), words)) if source or words else None
+        recipe = config.load_one(source or str(resume / names.RECIPE), words) if source or words else None
         try:
-            _guarded(resume, partial(runner.go_on, resume, recipe))
+            _guarded(resume, partial(resuming.resume, resume, recipe))
         except PromptFedError as error:
             hint = f" promptfed run --resume {resume} alone takes the run's own recipe." if source else ""
             raise PromptFedError(f"{error}{hint}") from error
@@ -60,9 +61,9 @@ def run(
     if source is None:
         raise PromptFedError("Nothing to run: name a recipe or a method, for example promptfed run pfedpt.")
     recipes = config.load(source, words)
-    folders = runner.sweep_folders(recipes, out)
+    folders = sweep_folders(recipes, out)
     if len(recipes) == 1:
-        _guarded(folders[0], partial(runner.start, recipes[0], folders[0]))
+        _guarded(folders[0], partial(execution.start, recipes[0], folders[0]))
     else:
         command = shlex.join(["promptfed", "run", source, *words, "--out", str(folders[0].parent)])
         _sweep(dict(zip(folders, recipes, strict=True)), command)
@@ -94,13 +95,13 @@ def _guarded(folder: Path, work: "Callable[[], Result]") -> None:
 
 def _sweep(runs: "Mapping[Path, Recipe]", command: str) -> None:
     """Run what is left of a sweep and show all that is finished; a run that fails does not stop the others."""
-    from promptfed.runs import runner
+    from promptfed.runs import resuming
 
     finished: list[Path] = []
     failed: dict[Path, PromptFedError] = {}
     for folder, recipe in runs.items():
         try:
-            runner.start_or_go_on(recipe, folder)
+            resuming.start_or_resume(recipe, folder)
             finished.append(folder)
         except KeyboardInterrupt:
             complain(f"Stopped, {len(finished)} of {len(runs)} runs finished. Go on with: {command}")

@@ -154,15 +154,15 @@ def run_job(job: Job) -> JobResult:
     """Start or resume one run; a failure becomes a sentence, so that the other jobs can run."""
     import torch
 
-    from promptfed.runs import runner
+    from promptfed.runs import execution, reevaluating, resuming
 
     (job.folder / names.TRACEBACK).unlink(missing_ok=True)
     try:
         if (job.folder / names.RECIPE).is_file():
-            return JobResult(runner.go_on(job.folder, job.recipe).summary)
+            return JobResult(resuming.resume(job.folder, job.recipe).summary)
         if twin := next(filter(partial(_same_training, job), job.twins), None):
-            return JobResult(runner.read_again(twin, job.recipe, job.folder).summary)
-        return JobResult(runner.start(job.recipe, job.folder).summary)
+            return JobResult(reevaluating.reevaluate(twin, job.recipe, job.folder).summary)
+        return JobResult(execution.start(job.recipe, job.folder).summary)
     except PromptFedError as error:
         return JobResult(problem=str(error))
     except OSError as error:

@@ -31,6 +31,21 @@ def load(source: str, overrides: Sequence[str] = ()) -> list[Recipe]:
     return expand(content, overrides, where)
 
 
+def load_one(source: str, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe that is one run, or refuse a sweep."""
+    return single(load(source, overrides))
+
+
+def single(found: list[Recipe]) -> Recipe:
+    """Return the one recipe, or refuse a sweep."""
+    if len(found) != 1:
+        raise PromptFedError(
+            f"This recipe is a sweep of {len(found)} runs; give every key one value here. `promptfed run` without "
+            "--resume runs a sweep."
+        )
+    return found[0]
+
+
 def describe(name: str) -> tuple[str, Table]:
     """Return what a shipped recipe says about itself, and the keys it sets."""
     first = registry.recipes()[name].read_text(encoding="utf-8").split("\n", 1)[0]

@@ -24,7 +24,7 @@ from promptfed.federation.store import Store, read_tree, verify
 from promptfed.results.folder import names
 from promptfed.results.folder.parts import read_summary
 from promptfed.results.folder.record import Line, Record, over_sites
-from promptfed.runs import config, planning, runner
+from promptfed.runs import config, planning
 from promptfed.runs.config import Recipe
 from promptfed.runs.planning import Plan
 
@@ -197,7 +197,7 @@ def _finished_recipe(folder: Path, device: str) -> Recipe:
     if not (folder / names.SUMMARY).is_file():
         command = "promptfed sites run" if over_sites(folder) else "promptfed run"
         raise PromptFedError(f"{folder} is not finished; go on with {command} --resume {folder}.")
-    recipe = runner.single(config.load(str(folder / names.RECIPE)))
+    recipe = config.load_one(str(folder / names.RECIPE))
     config.check_device(device or recipe.device)
     return recipe
 

@@ -21,7 +21,6 @@ from promptfed.data.dataset import Dataset
 from promptfed.federation.store import read_tree, write_tree
 from promptfed.runs import config
 from promptfed.runs.config import Recipe
-from promptfed.runs.runner import single
 
 FORMAT = 1
 MODEL, ABOUT = "model.safetensors", "model.json"
@@ -66,7 +65,7 @@ def read_model(folder: Path) -> SiteModel:
     height, width = about["shape"]
     return SiteModel(
         params=read_tree(folder / MODEL),
-        recipe=single(config.expand(tomllib.loads(about["recipe"]), (), str(folder / ABOUT))),
+        recipe=config.single(config.expand(tomllib.loads(about["recipe"]), (), str(folder / ABOUT))),
         classes=tuple(about["classes"]),
         shape=(height, width),
         mean=tuple(about["mean"]),

@@ -22,7 +22,6 @@ from promptfed.results.folder.record import Record
 from promptfed.runs import config
 from promptfed.runs.config import Recipe
 from promptfed.runs.planning import Plan, make_loop, make_task, pick_device
-from promptfed.runs.runner import single
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class ClientRun:
 def read_recipe(text: str, where: str) -> Recipe:
     """Return the recipe in `text`, which is one run, not a sweep."""
     try:
-        return single(config.expand(tomllib.loads(text), (), where))
+        return config.single(config.expand(tomllib.loads(text), (), where))
     except tomllib.TOMLDecodeError as error:
         raise PromptFedError(f"The recipe of {where} is not valid TOML: {error}.") from error
 

@@ -30,9 +30,10 @@ from promptfed.results.folder import names
 from promptfed.results.folder.record import Line, Record
 from promptfed.results.report import write_report
 from promptfed.runs import config
+from promptfed.runs.environment import environment
 from promptfed.runs.planning import affordable, pick_device
 from promptfed.runs.recipe import EvaluateOptions, Recipe
-from promptfed.runs.runner import environment
+from promptfed.runs.summary import privacy_spent, summary_head
 from promptfed.sites.client_run import ClientRun, blank_dataset, build_client_run, read_recipe
 from promptfed.sites.exchange import Exchange
 from promptfed.sites.introductions import introduce
@@ -225,27 +226,8 @@ def _conclude(loop: RemoteLoop, recipe: Recipe, digest: str) -> Line:
     adapted = loop.adapted()
     if adapted is None:
         loop.closing()
-    about = {
-        "method": recipe.method["name"],
-        "dataset": "sites",
-        "partition": "sites",
-        "backbone": recipe.backbone["name"],
-        "seed": recipe.seed,
-        "clients": recipe.clients,
-        "rounds": recipe.rounds,
-        "device": "sites",
-        "recipe_hash": recipe.hash,
-        "partition_hash": digest,
-    }
-    if (accountant := loop.guards.accountant) is not None:
-        spent = accountant.spent([line["clients"] for line in record.rounds], loop.everyone.tolist())
-        about["privacy"] = {"epsilon": spent, "delta": accountant.delta}
-        if loop.settings.rounds < recipe.rounds:
-            about["stopped"] = (
-                f"Stopped after round {loop.settings.rounds} of {recipe.rounds}: one more would take a site beyond "
-                f"guards.budget={accountant.budget:g}, from ε={max(spent):.3g} at δ={accountant.delta:g}."
-            )
-    summary = summarise(record, about, adapted, after, recipe.newcomers)
+    head = summary_head(recipe, digest, "sites", "sites") | privacy_spent(loop, recipe.rounds, "site")
+    summary = summarise(record, head, adapted, after, recipe.newcomers)
     summary["sites"] = _tally(record.rounds)
     record.finish(summary)
     write_report([record.folder])

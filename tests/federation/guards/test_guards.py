@@ -27,7 +27,7 @@ from promptfed.methods.local_only import Local
 from promptfed.methods.pfedpg import PFedPG
 from promptfed.methods.relic import RELIC, FedCPW, FedProto, FedTI, TILocal
 from promptfed.results.folder.record import Record
-from promptfed.runs import config, runner
+from promptfed.runs import config, execution, resuming
 from promptfed.runs.planning import Plan, make_loop
 from support.toys import Linear, dataset, shares
 
@@ -172,7 +172,7 @@ def test_mistakes_in_the_table_get_a_sentence(word: str, sentence: str) -> None:
 
 
 def recipe(*words: str) -> config.Recipe:
-    return runner.single(config.load("fedavg", words))
+    return config.load_one("fedavg", words)
 
 
 def test_without_guards_a_recipe_is_what_it_was() -> None:
@@ -367,7 +367,7 @@ def test_the_run_stops_at_the_budget_with_a_sentence_and_a_summary(
 ) -> None:
     budget = epsilon(4.0, 1e-5, 2) + 1e-6
     words = [*SMALL, f"guards.budget={budget}"]
-    result = runner.start(recipe(*words), tmp_path / "run")
+    result = execution.start(recipe(*words), tmp_path / "run")
     said = capsys.readouterr().err
     assert f"Stopped after round 2 of 3: one more would take a client beyond guards.budget={budget:g}" in said
     assert len(result.rounds) == 2
@@ -376,23 +376,23 @@ def test_the_run_stops_at_the_budget_with_a_sentence_and_a_summary(
     assert result.summary["stopped"] == said.strip()
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["stopped"] == said.strip()
     # a finished run is only read again; more budget lets it go on, exactly as if it had been there from the start
-    assert runner.go_on(tmp_path / "run").summary == result.summary
-    more = runner.go_on(tmp_path / "run", recipe(*SMALL, "guards.budget=1000"))
+    assert resuming.resume(tmp_path / "run").summary == result.summary
+    more = resuming.resume(tmp_path / "run", recipe(*SMALL, "guards.budget=1000"))
     assert (len(more.rounds), "stopped" in more.summary) == (3, False)
-    straight = runner.start(recipe(*SMALL), tmp_path / "straight")
+    straight = execution.start(recipe(*SMALL), tmp_path / "straight")
     assert [line["privacy"] for line in more.rounds] == [line["privacy"] for line in straight.rounds]
     assert more.summary["accuracy"]["before"] == straight.summary["accuracy"]["before"]
-    with pytest.raises(PromptFedError, match=r"guards\.budget=1 is less than the run began with"):
-        runner.go_on(tmp_path / "run", recipe(*SMALL, "guards.budget=1"))
+    with pytest.raises(PromptFedError, match=r"guards\.budget=1 is less than the run started with"):
+        resuming.resume(tmp_path / "run", recipe(*SMALL, "guards.budget=1"))
 
 
 def test_a_budget_for_no_round_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(PromptFedError, match=r"guards\.budget=0\.1 allows no round"):
-        runner.start(recipe(*SMALL, "guards.budget=0.1"), tmp_path / "run")
+        execution.start(recipe(*SMALL, "guards.budget=0.1"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_newcomers_have_a_budget_too(tmp_path: Path) -> None:
     budget = epsilon(4.0, 1e-5, 2)
     with pytest.raises(PromptFedError, match=r"allows newcomers 2 rounds; lower join_rounds"):
-        runner.start(recipe(*SMALL, f"guards.budget={budget}", "newcomers=1", "join_rounds=3"), tmp_path / "run")
+        execution.start(recipe(*SMALL, f"guards.budget={budget}", "newcomers=1", "join_rounds=3"), tmp_path / "run")

@@ -8,9 +8,10 @@ from promptfed.core.errors import PromptFedError
 from promptfed.papers import reproduce
 from promptfed.papers.plan import TablePlan
 from promptfed.papers.reproduce import find_table
-from promptfed.runs import config, runner
+from promptfed.runs import config, execution, resuming, runner
 from promptfed.runs.config import Recipe
-from promptfed.runs.runner import read_again, start
+from promptfed.runs.execution import start
+from promptfed.runs.reevaluating import reevaluate
 
 SMALL = ["rounds=2", "data.limit=2", "device=cpu"]
 
@@ -23,13 +24,13 @@ def cell(name: str, *more: str) -> Recipe:
 def test_reading_again_equals_training_again(tmp_path: Path) -> None:
     start(cell("eq5"), tmp_path / "eq5")
     trained = start(cell("e2"), tmp_path / "anew").summary
-    read = read_again(tmp_path / "eq5", cell("e2"), tmp_path / "read").summary
+    read = reevaluate(tmp_path / "eq5", cell("e2"), tmp_path / "read").summary
     assert read["recipe_hash"] == trained["recipe_hash"]
     for key in ("per_client", "before", "after", "deployed"):
         assert read["accuracy"][key] == trained["accuracy"][key]
     assert read["traffic"] == trained["traffic"]
     assert read["accuracy"]["trained"] is None
-    again = runner.go_on(tmp_path / "read", cell("e2"))
+    again = resuming.resume(tmp_path / "read", cell("e2"))
     assert again.summary == read
 
 
@@ -39,8 +40,8 @@ def test_reading_again_equals_training_again(tmp_path: Path) -> None:
 )
 def test_another_training_is_refused(more: str, sentence: str, tmp_path: Path) -> None:
     start(cell("eq5"), tmp_path / "eq5")
-    with pytest.raises(PromptFedError, match=f"was trained with {sentence}; it cannot be read as that"):
-        read_again(tmp_path / "eq5", cell("e2", more), tmp_path / "read")
+    with pytest.raises(PromptFedError, match=f"was trained with {sentence}; it cannot be evaluated as that"):
+        reevaluate(tmp_path / "eq5", cell("e2", more), tmp_path / "read")
     assert not (tmp_path / "read").exists()
 
 
@@ -58,7 +59,7 @@ def test_a_table_trains_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         made.append(folder)
         return start(recipe, folder)
 
-    monkeypatch.setattr(runner, "start", counting)
+    monkeypatch.setattr(execution, "start", counting)
     plan = TablePlan(tmp_path, tuple(SMALL), rows=("none", "e0", "eq5"))
     outcome = reproduce.reproduce(find_table("fedapt/shops-t4"), plan)
     assert made == [tmp_path / "none" / "seed0"]

@@ -1,0 +1,100 @@
+"""Starting a run, and running all that is left of one: its rounds, its last tests, its summary and its report."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from promptfed.core.files import write_text
+from promptfed.core.method import Method, adapts
+from promptfed.core.progress import bar
+from promptfed.federation.evaluate import Score
+from promptfed.federation.loop import Loop, summarise
+from promptfed.results.folder import names
+from promptfed.results.folder.record import Line, Record
+from promptfed.results.report import compare, read_run, write_report
+from promptfed.runs import domains, exhibits
+from promptfed.runs.environment import environment, precision
+from promptfed.runs.planning import Plan, make_loop, prepare
+from promptfed.runs.recipe import Recipe
+from promptfed.runs.summary import privacy_spent, summary_head
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    folder: Path
+    rounds: list[Line]
+    summary: Line
+
+    def table(self) -> str:
+        """Return the run as a Markdown table."""
+        return compare([read_run(self.folder)]).to_markdown()
+
+
+def start(recipe: Recipe, folder: Path, method: Method | None = None) -> Result:
+    """Run a recipe in a new folder."""
+    plan = prepare(recipe, method, None)
+    record = Record(folder)
+    loop = make_loop(plan, record)
+    loop.store.get(0)  # a method that does not fit the images says so before anything is written
+    record.begin(recipe.to_toml(), environment(plan.device))
+    plan.partition.save(folder / names.PARTITION, plan.dataset)
+    return execute(plan, loop)
+
+
+def execute(plan: Plan, loop: Loop) -> Result:
+    """Run what is left of a run, then write its summary, pictures and report, while no other process writes there."""
+    with loop.record.held():
+        summary = _complete(plan, loop)
+    return Result(loop.record.folder, loop.record.rounds, summary)
+
+
+def _complete(plan: Plan, loop: Loop) -> Line:
+    recipe, record = plan.recipe, loop.record
+    with precision(str(recipe.fleet["precision"])):
+        _restore(plan, loop)
+        with bar(f"{recipe.method['name']}", loop.settings.total) as advance:
+            advance(loop.finished)
+            loop.fleet.tick = lambda more, of: advance(more / of)
+            loop.run(lambda: loop.save(recipe.hash, plan.partition.hash), lambda line: advance(0, _note(line)))
+        head = summary_head(recipe, plan.partition.hash, str(plan.device)) | privacy_spent(loop, recipe.rounds)
+        if "stopped" in head:
+            sys.stderr.write(head["stopped"] + "\n")
+        summary = summarise(record, head, *_last_tests(loop), recipe.newcomers)
+    record.finish(summary)
+    exhibits.write_figures(loop, record.folder / names.FIGURES, plan.dataset)
+    domains.show(loop, plan.dataset, record.folder)
+    exhibits.draw_prompts(loop, record.folder / names.PICTURES, plan.dataset)
+    write_report([record.folder])
+    return summary
+
+
+def _restore(plan: Plan, loop: Loop) -> None:
+    """Return to the last committed state, if there is one; rounds beyond it are made again."""
+    recipe, record = plan.recipe, loop.record
+    state = record.state(recipe.hash, plan.partition.hash)
+    if state is None:
+        record.rewind(0)
+    else:
+        loop.restore(state)
+    stored = record.folder / names.RECIPE
+    if stored.read_text(encoding="utf-8") != recipe.to_toml():  # it was asked for more rounds, or on another device
+        for stale in (names.SUMMARY, names.FIGURES):
+            (record.folder / stale).unlink(missing_ok=True)
+        write_text(stored, recipe.to_toml())
+
+
+def _last_tests(loop: Loop) -> tuple[Score | None, Score | None]:
+    """Return the scores of the final state after the method's own adaptation, and after one more local training."""
+    trainings = len(loop.everyone) * (adapts(loop.method) + loop.settings.after)
+    if not trainings:
+        return None, None
+    with bar("last tests", trainings) as advance:
+        loop.fleet.tick = lambda more, of: advance(more)
+        return loop.adapted(), loop.after()
+
+
+def _note(line: Line) -> str:
+    mean = line["received"] and line["received"]["mean"]
+    return "" if mean is None else f"accuracy {100 * mean:.1f} %"

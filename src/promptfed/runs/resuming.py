@@ -1,0 +1,63 @@
+"""Resuming a stopped run, and running a finished one for longer."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+from promptfed.core.errors import PromptFedError
+from promptfed.core.method import Method
+from promptfed.results.folder import names
+from promptfed.results.folder.parts import read_summary
+from promptfed.results.folder.record import Record, over_sites
+from promptfed.runs import config, execution
+from promptfed.runs.execution import Result
+from promptfed.runs.planning import make_loop, prepare
+from promptfed.runs.recipe import Recipe, first_difference
+
+
+def start_or_resume(recipe: Recipe, folder: Path) -> Result:
+    """Resume the run in `folder`, if there is one, or start it."""
+    return resume(folder, recipe) if (folder / names.RECIPE).is_file() else execution.start(recipe, folder)
+
+
+def resume(folder: Path, recipe: Recipe | None = None, method: Method | None = None) -> Result:
+    """Resume the run in `folder`; a recipe given with it must be the run's own, but may ask for more rounds."""
+    record = Record.reopen(folder)
+    if over_sites(folder):
+        raise PromptFedError(f"{folder} is a run over sites; resume it with promptfed sites run --resume {folder}.")
+    stored = config.load_one(str(folder / names.RECIPE))
+    wanted = stored if recipe is None else recipe
+    if wanted.hash != stored.hash:
+        raise PromptFedError(
+            f"{folder} was run with {first_difference(stored, wanted)}; resume it without that change."
+        )
+    longer = wanted.rounds > stored.rounds or _raised(stored, wanted)
+    if longer and stored.newcomers:
+        raise PromptFedError(f"In {folder} newcomers join after round {stored.rounds}; it cannot run for more rounds.")
+    if wanted.rounds < stored.rounds:
+        raise PromptFedError(f"{folder} has rounds={stored.rounds}; a resumed run can have more rounds, not fewer.")
+    if not longer and (folder / names.SUMMARY).exists():
+        summary = read_summary(folder)
+        record.read(summary["accuracy"]["round"])
+        return Result(folder, record.rounds, summary)
+    stored = replace(
+        stored,
+        rounds=wanted.rounds,
+        device=wanted.device,
+        checkpoint_seconds=wanted.checkpoint_seconds,
+        guards=wanted.guards,
+    )
+    plan = prepare(stored, method, folder / names.PARTITION)
+    if not (folder / names.PARTITION).exists():
+        plan.partition.save(folder / names.PARTITION, plan.dataset)
+    return execution.execute(plan, make_loop(plan, record))
+
+
+def _raised(stored: Recipe, wanted: Recipe) -> bool:
+    """Say whether the privacy budget was raised, and refuse to lower it."""
+    before, now = (recipe.guards.get("budget") or math.inf for recipe in (stored, wanted))
+    if now < before:
+        raise PromptFedError(
+            f"guards.budget={now:g} is less than the run started with, {before:g}; a resumed run can have a larger one."
+        )
+    return now > before

@@ -1,0 +1,36 @@
+"""The head of summary.json: what was run, and what it cost in privacy."""
+
+from promptfed.federation.loop import Loop
+from promptfed.results.folder.record import Line
+from promptfed.runs.recipe import Recipe
+
+
+def summary_head(recipe: Recipe, partition_hash: str, device: str, source: str | None = None) -> Line:
+    """Return what was run, where, and on which images; `source` stands for them where they are not the recipe's."""
+    return {
+        "method": recipe.method["name"],
+        "dataset": source or recipe.data["name"],
+        "partition": source or recipe.partition["name"],
+        "backbone": recipe.backbone["name"],
+        "seed": recipe.seed,
+        "clients": recipe.clients,
+        "rounds": recipe.rounds,
+        "device": device,
+        "recipe_hash": recipe.hash,
+        "partition_hash": partition_hash,
+    }
+
+
+def privacy_spent(loop: Loop, asked: int, who: str = "client") -> Line:
+    """Return what every client has spent, and why the run ended if its budget did not allow all rounds asked for."""
+    accountant = loop.guards.accountant
+    if accountant is None:
+        return {}
+    epsilon = accountant.spent([line["clients"] for line in loop.record.rounds], loop.everyone.tolist())
+    spent: Line = {"privacy": {"epsilon": epsilon, "delta": accountant.delta}}
+    if loop.settings.rounds == asked:
+        return spent
+    return spent | {
+        "stopped": f"Stopped after round {loop.settings.rounds} of {asked}: one more would take a {who} beyond "
+        f"guards.budget={accountant.budget:g}, from ε={max(epsilon):.3g} at δ={accountant.delta:g}."
+    }
