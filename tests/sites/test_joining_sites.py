@@ -8,8 +8,9 @@ import pytest
 
 from promptfed.core.errors import PromptFedError
 from promptfed.sites import coordinator, wire
+from promptfed.sites.admin_session import Presence
 from promptfed.sites.settings import Federation
-from promptfed.sites.supervisor import Presence, Supervisor
+from promptfed.sites.supervisor import Supervisor
 from promptfed.sites.wire import Message
 from support.faults import Crash, ignore
 from support.three_sites import Ask, begin, exchange, furthest, lines, server_tree, simulate

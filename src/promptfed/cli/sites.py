@@ -138,6 +138,7 @@ def run(
     home: Home = HERE,
     out: Annotated[Path | None, typer.Option(help="The run folder; the default is DIR/runs/METHOD-N.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.", metavar="DIR")] = None,
+    wait: Annotated[float, typer.Option(help="How long to wait for a silent server, in seconds.", min=1)] = 300.0,
 ) -> None:
     """Train a method over the sites; after any crash, resume from the last finished round.
 
@@ -145,6 +146,7 @@ def run(
     """
     from promptfed.results.folder.record import over_sites
     from promptfed.sites import coordinator
+    from promptfed.sites.admin_session import ServerSilent
     from promptfed.sites.flare_workspace import require_flare
     from promptfed.sites.settings import read_federation
     from promptfed.sites.supervisor import Supervisor
@@ -162,7 +164,9 @@ def run(
     elif not over_sites(resume):
         raise PromptFedError(f"{resume} is not a run over sites.")
     try:
-        summary = Supervisor(home, resume, say, lambda line: say(describe_round(line, federation.sites))).run()
+        summary = Supervisor(home, resume, say, lambda line: say(describe_round(line, federation.sites)), wait).run()
+    except ServerSilent as error:
+        raise PromptFedError(f"{error} Continue with: promptfed sites run --resume {resume}") from error
     except KeyboardInterrupt:
         say(f"The run continues in the background; watch it with: promptfed sites run --resume {resume}")
         raise typer.Exit(130) from None
@@ -207,16 +211,16 @@ def _free(parent: Path, stem: str) -> Path:
 @app.command()
 def status(home: Home = HERE) -> None:
     """Show whether the server is up, which sites are connected, and the progress of every run."""
-    from promptfed.sites import supervisor
+    from promptfed.sites.admin_session import connected
     from promptfed.sites.pid_file import running
     from promptfed.sites.settings import read_federation
 
     federation = read_federation(_folder(home) / "fed.toml")
     up = running(home / "server.pid") is not None
     say(f"server: {'up' if up else 'down'}")
-    connected = supervisor.connected(home) if up else None
+    there = connected(home) if up else None
     for site in federation.sites:
-        state = "unknown" if connected is None else "connected" if site in connected else "away"
+        state = "unknown" if there is None else "connected" if site in there else "away"
         say(f"{site}: {state}")
     for folder in sorted((home / "runs").glob(f"*/{names.RECIPE}")):
         rounds = folder.parent / names.ROUNDS

@@ -14,7 +14,9 @@ from promptfed.core.files import write_json
 from promptfed.sites.kits import AUTHORITY, CERTIFICATE, KEY, Kit
 
 ORGANISATION = "promptfed"
-SCHEME = "tcp"
+SCHEME = "grpc"  # its TLS handshakes run beside each other; those of FLARE's "tcp" stop one another
+HANDSHAKE_SECONDS = 20
+LARGEST_FRAME = 2**24  # bytes; messages travel in pieces of 2**20
 CONDUCTOR, SITE = "promptfed.sites.flare_controller.Conductor", "promptfed.sites.flare_executor.Site"
 ALLOWED = [CONDUCTOR, SITE]
 GONE_SECONDS = 30  # sites send a heartbeat every ten seconds; after this long without one a site counts as away
@@ -97,6 +99,7 @@ def build_server_workspace(kit: Path, state: Path) -> None:
         "args": {"uri_root": "/", "storage": {"path": filesystem, "args": storage}},
     }
     _write_local(kit, {"servers": [server], "snapshot_persistor": persistor, "components": components})
+    write_json(kit / "local" / "comm_config.json", {"grpc": {"options": _grpc_options()}})
 
 
 def parent_command(workspace: Path, site: str | None) -> list[str]:
@@ -117,6 +120,15 @@ def _clear(folder: Path) -> None:
     for name in ("startup", "local"):
         shutil.rmtree(folder / name, ignore_errors=True)
         (folder / name).mkdir(parents=True)
+
+
+def _grpc_options() -> list[tuple[str, int]]:
+    """Return what bounds a connection before it is known whose it is."""
+    return [
+        ("grpc.max_send_message_length", LARGEST_FRAME),
+        ("grpc.max_receive_message_length", LARGEST_FRAME),
+        ("grpc.server_handshake_timeout_ms", 1000 * HANDSHAKE_SECONDS),
+    ]
 
 
 def _component(name: str, path: str, **args: object) -> dict[str, object]:

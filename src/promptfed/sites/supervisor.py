@@ -1,15 +1,12 @@
 """Supervises runs: submits job after job to the server until a run is finished."""
 
 import contextlib
-import io
 import json
-import logging
 import os
 import shutil
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,105 +14,32 @@ from promptfed.core.errors import PromptFedError
 from promptfed.core.files import write_json
 from promptfed.results.folder import names
 from promptfed.results.folder.parts import read_summary
-from promptfed.sites.flare_workspace import CONDUCTOR, SITE, require_flare
+from promptfed.sites.admin_session import WAIT_SECONDS, AdminSession
+from promptfed.sites.flare_workspace import CONDUCTOR, SITE
 from promptfed.sites.pid_file import running, watching
-from promptfed.sites.provisioning import ADMIN
 from promptfed.sites.settings import Federation, read_federation
 from promptfed.sites.watchdog import Say
 
-RETRY_SECONDS = 1.0  # before a server that is not there is asked again
 WATCH_SECONDS = 0.5
 PRESENCE_SECONDS = 3.0  # between two looks at who is connected and at work
 START_SECONDS = 40.0  # in which a submitted job must have begun; twice, three times as long for those after it
 MAX_FRUITLESS_JOBS = 5  # jobs in a row that may end without a finished round
 
 
-@dataclass(frozen=True)
-class Presence:
-    """The connected sites, and those of them that have no job."""
-
-    connected: frozenset[str]
-    idle: frozenset[str]
-
-
-def connected(home: Path) -> frozenset[str] | None:
-    """Return the sites that are connected to the server; None if it does not answer."""
-    session = AdminSession(home)
-    try:
-        presence = session.presence(patient=False)
-    finally:
-        session.close()
-    return None if presence is None else presence.connected
-
-
-class AdminSession:
-    """The admin session with the server, reopened whenever it is lost."""
-
-    def __init__(self, home: Path, say: Say = lambda sentence: None) -> None:
-        self.home, self.say = home, say
-        self._session: Any = None
-        self._trouble = ""
-        logging.getLogger().addHandler(logging.NullHandler())  # else every lost connection fills the screen
-
-    def presence(self, patient: bool = True) -> Presence | None:
-        """Return who is connected and who is idle; None if the server does not answer and `patient` is false."""
-
-        def look(session: Any) -> Presence:
-            there = {client.name for client in session.get_system_info().client_info}
-            entries = session.get_client_job_status() if there else []
-            # one that has just died is on the list for a while, but says nothing
-            idle = {str(entry["client_name"]) for entry in entries or () if entry.get("status") == "no_jobs"}
-            return Presence(frozenset(there), frozenset(idle))
-
-        found: Presence | None = self.command(look, patient=patient)
-        return found
-
-    def command(self, work: Callable[[Any], Any], patient: bool = True) -> Any:
-        """Do something with the session; while the server does not answer, wait for it, or return None."""
-        require_flare()
-        from nvflare.fuel.flare_api import api_spec
-        from nvflare.fuel.flare_api.flare_api import new_secure_session
-
-        hopeless = (
-            api_spec.AuthenticationError,
-            api_spec.AuthorizationError,
-            api_spec.InvalidArgumentError,
-            api_spec.InvalidJobDefinition,
-        )
-
-        while True:
-            try:
-                if self._session is None:
-                    admin = str((self.home / "kits" / "admin").resolve())
-                    with contextlib.redirect_stdout(io.StringIO()):  # it prints that it connects
-                        self._session = new_secure_session(ADMIN, admin, timeout=10)
-                return work(self._session)
-            except hopeless as error:
-                raise PromptFedError(f"The server refused: {error}.") from error
-            except Exception as error:  # the session raises many other kinds, all of which mean: not now
-                self.close()
-                if not patient:
-                    return None
-                if str(error) != self._trouble:
-                    self._trouble = str(error)
-                    self.say(f"Waiting for the server: {error}.")
-                time.sleep(RETRY_SECONDS)
-
-    def close(self) -> None:
-        """Leave."""
-        if self._session is not None:
-            with contextlib.suppress(Exception):
-                self._session.close()
-            self._session = None
-
-
 class Supervisor:
     """Supervises one run: submits a job, watches it, and submits the next one if it was lost."""
 
-    def __init__(self, home: Path, folder: Path, say: Say, show_round: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        home: Path,
+        folder: Path,
+        say: Say,
+        show_round: Callable[[dict[str, Any]], None],
+        wait: float = WAIT_SECONDS,
+    ) -> None:
         self.home, self.folder, self.say, self.show_round = home.resolve(), folder.resolve(), say, show_round
         self.federation: Federation = read_federation(home / "fed.toml")
-        self.session = AdminSession(home, say)
+        self.session = AdminSession(home, say, wait)
         self._lines = 0
 
     def run(self) -> dict[str, Any]:
@@ -238,7 +162,7 @@ class Supervisor:
     def _watch(self) -> None:
         """Return once the job is no longer running; end it if a site is back that does not belong to it."""
         looked = absent = 0.0
-        began = time.monotonic()
+        began, lines = time.monotonic(), self._lines
         while self._at_work():
             self.show()
             time.sleep(WATCH_SECONDS)
@@ -248,6 +172,9 @@ class Supervisor:
             looked = now
             presence = self.session.presence(patient=False)
             if presence is None:
+                if self._lines == lines:  # rounds may be finished without us
+                    self.session.require_answer()
+                lines = self._lines
                 continue
             idle = presence.idle
             absent = absent + 1 if idle else 0
