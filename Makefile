@@ -32,6 +32,10 @@ $(VENV)/.dev: $(VENV)/.run
 	$(UV) -e '.[dev]' -e examples/own_method
 	@touch $@
 
+$(VENV)/.docs: $(VENV)/.run
+	$(UV) -e '.[docs]'
+	@touch $@
+
 demo: $(VENV)/.run  ## train Local, FedAvg and pFedPT on the embedded data set, compare them and write a report
 	@$(BIN)/promptfed demo
 
@@ -49,6 +53,10 @@ check: $(VENV)/.dev  ## check lint, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(VENV)/.docs  ## build the documentation site in site/; a broken link is an error
+	$(BIN)/python tools/stage_docs.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict  # with --quiet warnings would not count
 
 format: $(VENV)/.dev  ## fix what ruff can fix by itself
 	$(BIN)/ruff check --fix-only .

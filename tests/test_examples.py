@@ -271,7 +271,7 @@ def test_commands_in_the_documentation_parse(own: Any, words: list[str], monkeyp
     if hasattr(command, "commands"):
         command = command.commands[rest.pop(0)]
     context = command.make_context(words[0], rest)
-    if words[0] == "run" and context.params["source"]:
+    if words[0] == "run" and context.params["source"] and not context.params["resume"]:
         assert config.load(context.params["source"], context.params["overrides"] or [])
     if words[0] == "check":
         assert registry.find_method(context.params["method"])

@@ -1,0 +1,106 @@
+"""The documentation site: its pages are laid out whole, and the tutorial runs as it is written."""
+
+import importlib.util
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from types import ModuleType
+
+import pytest
+from PIL import Image
+
+from promptfed.runs import config, registry
+from support.command import promptfed
+
+ROOT = Path(__file__).parents[1]
+TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def staging() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("stage_docs", ROOT / "tools" / "stage_docs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def staged(staging: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("staged") / "docs"
+    assert len(staging.stage(ROOT, out)) > 50
+    return out
+
+
+def blocks(language: str) -> list[str]:
+    """Return the tutorial's blocks of code in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", TUTORIAL, re.M | re.S)
+
+
+def test_every_link_of_a_staged_page_leads_to_a_staged_file(staging: ModuleType, staged: Path) -> None:
+    seen = 0
+    for page in staged.rglob("*.md"):
+        name = PurePosixPath(page.relative_to(staged).as_posix())
+        for target in staging.links(name, page.read_text(encoding="utf-8")):
+            assert (staged / target).is_file(), f"{name} links to {target}"
+            seen += 1
+    assert seen > 100
+
+
+def test_the_home_page_is_the_readme(staging: ModuleType, staged: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    home = (staged / "index.md").read_text(encoding="utf-8")
+    assert "](docs/" in text
+    assert "](docs/" not in home
+    assert home.splitlines()[0] == text.splitlines()[0]
+
+
+def test_a_linked_source_file_is_shown_whole(staged: Path) -> None:
+    source = (ROOT / "src" / "promptfed" / "methods" / "pfedpt.py").read_text(encoding="utf-8")
+    page = (staged / "source" / "src" / "promptfed" / "methods" / "pfedpt.py.md").read_text(encoding="utf-8")
+    assert f"````python\n{source}````\n" in page
+
+
+def test_code_is_not_rewritten(staging: ModuleType) -> None:
+    text = "[a](docs/data.md)\n\n```sh\n[b](docs/data.md)\n```\n\n[c](https://example.org/x.md)\n"
+    assert staging.rewritten(PurePosixPath("README.md"), text) == text.replace("[a](docs/", "[a](", 1)
+
+
+def test_pipes_in_the_code_of_tables_are_not_escaped(staging: ModuleType) -> None:
+    assert staging.rewritten(PurePosixPath("docs/x.md"), r"| `a \| b` | \|D\| |") == r"| `a | b` | \|D\| |"
+
+
+def test_every_page_of_the_menu_is_staged_and_every_page_of_docs_in_the_menu(staged: Path) -> None:
+    menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1].split("\n\n")[0]
+    shown = set(re.findall(r"[\w/.-]+\.md$", menu, re.M))
+    assert all((staged / name).is_file() for name in shown)
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert {name for name in pages if not name.endswith("/table.md")} <= shown
+
+
+def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run every command and the Python block in order, the recipes of the demo with fewer rounds and images."""
+    load = config.load
+
+    def smaller(source: str, words: Sequence[str] = ()) -> list[config.Recipe]:
+        known = source in registry.recipes()
+        return load(source, [*(["rounds=1", "data.limit=3", "clients=4"] if known else []), *words])
+
+    monkeypatch.setattr(config, "load", smaller)
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (40, 40), "red").save("photo.jpg")
+    lines = [line for block in blocks("sh") for line in block.splitlines()]
+    assert lines[0] == "make demo"
+    commands = ["promptfed demo", *lines[1:]]
+    assert len(commands) > 7
+    for line in commands:
+        first, *words = shlex.split(line, comments=True)
+        assert first == "promptfed"
+        done = promptfed(*words)
+        assert done.code == 0, done.err
+    (python,) = blocks("python")
+    exec(compile(python, "tutorial.md", "exec"), {})
+    for name in re.findall(r"`(runs/[\w/.-]+)`", TUTORIAL):
+        assert Path(name).exists(), name

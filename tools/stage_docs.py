@@ -1,0 +1,102 @@
+"""Lay out the documentation site's pages in build/docs, where MkDocs builds them.
+
+    python tools/stage_docs.py
+
+The pages in docs/ are written for a git host: they link to files all over the repository. Here README.md becomes the home
+page, other Markdown files that are linked become pages, and a linked source file becomes a page that shows it.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+ROOT = Path(__file__).parents[1]
+STAGED = ROOT / "build" / "docs"
+COPIED = (".png", ".jpg", ".svg", ".css")
+LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json"}
+FENCED = re.compile(r"(^```.*?^```$)", re.M | re.S)
+LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
+CODE = re.compile(r"`[^`\n]+`")
+UNSEARCHED = "---\nsearch: {exclude: true}\n---\n\n"
+WIDE = "---\nsearch: {exclude: true}\nhide: [navigation, toc]\n---\n\n"
+
+
+def place(path: PurePosixPath) -> PurePosixPath:
+    """Return where a file of the repository goes in the site."""
+    if path == PurePosixPath("README.md"):
+        return PurePosixPath("index.md")
+    if path.parts[0] == "docs":
+        return path.relative_to("docs")
+    if path.suffix in (".md", *COPIED):
+        return path
+    return PurePosixPath("source") / f"{path}.md"
+
+
+def linked(page: PurePosixPath, link: str) -> PurePosixPath:
+    """Return the file that a page links to, by its path in the repository."""
+    return PurePosixPath(os.path.normpath(page.parent / link))
+
+
+def prose(text: str) -> Iterator[tuple[str, bool]]:
+    """Yield the parts of a page with whether each is prose; the others are blocks of code."""
+    for number, part in enumerate(FENCED.split(text)):
+        yield part, number % 2 == 0
+
+
+def links(page: PurePosixPath, text: str) -> set[PurePosixPath]:
+    """Return the files of the repository that a page links to."""
+    found = (match[1] for part, is_prose in prose(text) if is_prose for match in LINK.finditer(part))
+    return {linked(page, link) for link in found if not re.match(r"[a-z]+:", link)}
+
+
+def rewritten(page: PurePosixPath, text: str) -> str:
+    """Return a page with its links as they are in the site, and pipes in the code of tables unescaped as MkDocs wants."""
+    here = place(page).parent
+
+    def to_site(match: re.Match[str]) -> str:
+        if re.match(r"[a-z]+:", match[1]):
+            return match[0]
+        target = os.path.relpath(place(linked(page, match[1])), here)
+        return f"]({PurePosixPath(target)}{match[2] or ''})"
+
+    def mended(part: str) -> str:
+        return LINK.sub(to_site, CODE.sub(lambda code: code[0].replace(r"\|", "|"), part))
+
+    return "".join(mended(part) if is_prose else part for part, is_prose in prose(text))
+
+
+def shown(path: PurePosixPath, text: str) -> str:
+    """Return a page that shows a source file."""
+    return f"{WIDE}# `{path}`\n\n````{LANGUAGES.get(path.suffix, 'text')}\n{text.rstrip()}\n````\n"
+
+
+def stage(root: Path, out: Path) -> list[PurePosixPath]:
+    """Write all pages and what they link to; return their paths in the repository."""
+    shutil.rmtree(out, ignore_errors=True)
+    first = [*root.glob("*.md"), *(root / "docs").rglob("*.md"), *(root / "docs").glob("*.css")]
+    waiting = [PurePosixPath(path.relative_to(root).as_posix()) for path in sorted(first)]
+    done: list[PurePosixPath] = []
+    while waiting:
+        path = waiting.pop()
+        if path in done:
+            continue
+        done.append(path)
+        target = out / place(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix in COPIED:
+            shutil.copy(root / path, target)
+            continue
+        text = (root / path).read_text(encoding="utf-8")
+        if path.suffix == ".md":
+            waiting += links(path, text)
+            aside = UNSEARCHED if path.name == "table.md" else ""
+            target.write_text(aside + rewritten(path, text), encoding="utf-8")
+        else:
+            target.write_text(shown(path, text), encoding="utf-8")
+    return done
+
+
+if __name__ == "__main__":
+    print(f"{len(stage(ROOT, STAGED))} files in {STAGED.relative_to(ROOT)}")
