@@ -2,8 +2,8 @@
 
     python tools/stage_docs.py
 
-The pages in docs/ are written for a git host: they link to files all over the repository. Here README.md becomes the home
-page, other Markdown files that are linked become pages, and a linked source file becomes a page that shows it.
+The pages in docs/ are written for a git host: they link to files all over the repository. Here README.md becomes the
+home page, other Markdown files that are linked become pages, and a linked source file becomes a page that shows it.
 """
 
 import os
@@ -52,7 +52,7 @@ def links(page: PurePosixPath, text: str) -> set[PurePosixPath]:
 
 
 def rewritten(page: PurePosixPath, text: str) -> str:
-    """Return a page with its links as they are in the site, and pipes in the code of tables unescaped as MkDocs wants."""
+    """Return a page with its links as they are in the site; in code MkDocs wants the pipes of tables unescaped."""
     here = place(page).parent
 
     def to_site(match: re.Match[str]) -> str:
