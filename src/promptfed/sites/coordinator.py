@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +27,7 @@ from promptfed.federation import guards
 from promptfed.federation.guards import Guards
 from promptfed.federation.guards.guard import Handed
 from promptfed.federation.guards.secure import SecureSum
-from promptfed.federation.loop import Loop, Settings, summarise
+from promptfed.federation.loop import Aggregate, Loop, Settings, summarise
 from promptfed.results.folder import names
 from promptfed.results.folder.record import Line, Record
 from promptfed.results.report import write_report
@@ -93,6 +95,21 @@ class RemoteLoop(Loop):
         line["sites"] = _describe(events)
         self.remote.versions = {}
         return server, line
+
+    def _next(self, t: int) -> tuple[Tensor, Tree, Aggregate]:
+        """Return the same as any loop; the next server tree is checked before anyone sees it."""
+        clients, server, conclude = super()._next(t)
+        return clients, server, partial(self._concluded, t, conclude)
+
+    def _concluded(self, t: int, conclude: Aggregate, *given: Any) -> Tree:
+        server = conclude(*given)
+        if all(bool(torch.isfinite(value).all()) for value in server.values()):
+            return server
+        sites, clients = self.remote.messenger.federation.sites, self.remote.suspects()
+        raise PromptFedError(
+            f"Training diverged in round {t + 1}: the server's model would hold numbers that are not finite; at fault "
+            f"is an answer of {' or '.join(sites[client] for client in clients)}. Leave out that site, or lower method.lr."
+        )
 
     def closing(self) -> None:
         """Evaluate every client's received model at the end."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from promptfed.core import tree
+from promptfed.core.errors import PromptFedError
 from promptfed.core.files import write_json
 from promptfed.core.tree import Tree
 from promptfed.federation.fleet import QUIET, Download, Fitted
@@ -20,6 +21,7 @@ from promptfed.sites.client_run import ClientRun
 from promptfed.sites.introductions import MOST
 from promptfed.sites.masking import MASKED, MaskingSession, OpenedSum, Unfinished
 from promptfed.sites.messenger import Checked, Messenger
+from promptfed.sites.plausibility import Plausibility
 from promptfed.sites.protocol import join_parts, pick_part, version
 from promptfed.sites.wire import Message, Refused, Shapes
 
@@ -66,6 +68,7 @@ class RemoteFleet:
         self.versions: dict[int, str] = {}  # the personal trees the last round has made, by client
         self.final = False  # the next evaluation is the run's last: sites write their model and report
         self.guard = masking.of_guards(run.guards)  # answers come under masks, if the recipe says so
+        self.plausibility = Plausibility(messenger.federation.max_change)
         self._holds: set[int] = set()  # the clients that have what is sent once
 
     def fit(self, round: int, clients: Tensor, down: Tree, *, keep: bool = True, test: bool = True) -> Fitted:  # noqa: A002
@@ -82,9 +85,31 @@ class RemoteFleet:
         self._remember(requests, good)
         if not keep:  # only the tests count, and nothing else has come
             return Fitted({}, torch.zeros(0), {}, self._sums(asked, good), _images(good))
+        good = self._plausible(round, {client: tree.row(down, n) for n, client in enumerate(asked)}, good, needed)
         up = tree.stack([pick_part(answer.tree, "up") for answer in good.values()])
         weights = torch.stack([answer.tree["weight"] for answer in good.values()])
         return self._fitted(round, asked, good, up, weights, test)
+
+    def _plausible(
+        self,
+        round: int,  # noqa: A002
+        down: Mapping[int, Tree],
+        good: Mapping[int, Message],
+        needed: int,
+    ) -> dict[int, Message]:
+        """Return the answers that moved plausibly far, unless a robust rule sees to it; asking again would not help."""
+        if self.run.recipe.guards.get("robust", "mean") != "mean":
+            return dict(good)
+        sites = self.messenger.federation.sites
+        up = {client: pick_part(answer.tree, "up") for client, answer in good.items()}
+        refused = self.plausibility.refused(down, up)
+        for client, reason in refused.items():
+            self.messenger.events.refused.setdefault(sites[client], []).append(reason)
+        left = {client: answer for client, answer in good.items() if client not in refused}
+        if refused and len(left) < max(1, needed):
+            said = " ".join(f"{sites[client]}: {reason}." for client, reason in refused.items())
+            raise PromptFedError(f"Round {round + 1} has {len(left)} of the {needed} answers it needs: {said}")
+        return left
 
     def _fit_masked(self, round: int, asked: list[int], down: Tree, test: bool) -> Fitted:  # noqa: A002
         """Train the clients and learn only the mean of their answers; a session that fails is repeated."""
@@ -137,6 +162,10 @@ class RemoteFleet:
         self.versions = {client: version(round, answer.head["nonce"]) for client, answer in good.items()}
         measures = tree.stack([pick_part(answer.tree, "measures") for answer in good.values()])
         return Fitted(up, weights, measures, self._sums(asked, good) if test else {}, _images(good))
+
+    def suspects(self) -> list[int]:
+        """Return whose answers of the last round may have broken the server's model; masks hide which."""
+        return self.answered.tolist() if self.guard is not None else self.plausibility.suspects()
 
     def evaluate(self, round: int, clients: Tensor, download: Download, *, adapt: bool) -> Tree:  # noqa: A002
         """Return sums [C] of every client's model over its own test images; zero for one that gives no answer."""

@@ -26,6 +26,7 @@ class Federation:
     answer_mb: Positive = 1024.0  # the largest answer that is accepted
     max_images: Count = 10_000_000  # the most training, or test, images that a site may declare
     max_ratio: Positive = 100.0  # the most that a site may count, in units of the other sites' median
+    max_change: Positive = 1000.0  # the longest change that is accepted, in units of the other sites' median
 
     @property
     def needed(self) -> int:
