@@ -59,7 +59,7 @@ def test_a_server_tree_that_is_not_finite_is_never_saved_and_the_site_is_named(
 
     out, federation = begin(tmp_path, "fedavg")
     monkeypatch.setattr(FedAvg, "aggregate", overflowing)
-    with pytest.raises(PromptFedError, match=r"^Training diverged in round 1: .* at fault is an answer of west\. Leave"):
+    with pytest.raises(PromptFedError, match=r"^Training diverged in round 1: .* at fault is an answer of west\."):
         coordinator.conduct(out, federation, exchange(tmp_path, enlarged(0.5)), ignore)
     assert not (out / "checkpoint" / "state.json").exists()
     assert not (out / "rounds.jsonl").read_text()
