@@ -108,7 +108,7 @@ class RemoteLoop(Loop):
         sites, clients = self.remote.messenger.federation.sites, self.remote.suspects()
         raise PromptFedError(
             f"Training diverged in round {t + 1}: the server's model would hold numbers that are not finite; at "
-            f"fault is an answer of {' or '.join(sites[client] for client in clients)}. Leave it out, or lower method.lr."
+            f"fault is an answer of {' or '.join(sites[one] for one in clients)}. Leave it out, or lower method.lr."
         )
 
     def closing(self) -> None:
