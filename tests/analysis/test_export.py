@@ -11,7 +11,7 @@ from promptfed.analysis.export import export_word
 from promptfed.analysis.generate import client_word
 from promptfed.backbones.pipeline import libraries
 from promptfed.core.errors import PromptFedError
-from promptfed.runs.finished import Finished, open_run
+from promptfed.runs.finished import FinishedRun, open_run
 from support.command import promptfed
 from support.inverted_runs import inverted, painting
 from support.tiny_diffusion import tiny
@@ -24,11 +24,11 @@ def with_a_painter() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     return open_run(inverted("relic", tmp_path_factory.mktemp("relic"), "method.vectors=2"))
 
 
-def test_the_file_holds_the_word_under_its_token(run: Finished, tmp_path: Path) -> None:
+def test_the_file_holds_the_word_under_its_token(run: FinishedRun, tmp_path: Path) -> None:
     out = tmp_path / "learned_embeds.safetensors"
     word = export_word(run, out, token="<clematis>")
     assert word.equal(run.loop.server["word"])
@@ -38,7 +38,7 @@ def test_the_file_holds_the_word_under_its_token(run: Finished, tmp_path: Path) 
     assert found["<clematis>"].equal(word)
 
 
-def test_a_clients_word_is_the_one_of_its_prompt(run: Finished, tmp_path: Path) -> None:
+def test_a_clients_word_is_the_one_of_its_prompt(run: FinishedRun, tmp_path: Path) -> None:
     out = tmp_path / "deep" / "learned_embeds.safetensors"
     word = export_word(run, out, token="<mine>", client=1, prompt="a photo of the {}")
     assert word.equal(client_word(run, 1, "a photo of the {}"))
@@ -48,7 +48,7 @@ def test_a_clients_word_is_the_one_of_its_prompt(run: Finished, tmp_path: Path) 
 
 @pytest.mark.parametrize("vectors", [1, 3])
 def test_a_pipeline_of_diffusers_loads_it(
-    run: Finished, vectors: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: FinishedRun, vectors: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     diffusers, _ = libraries()
     parts = tiny()
@@ -68,7 +68,7 @@ def test_a_pipeline_of_diffusers_loads_it(
     assert pipe.tokenizer(prompt).input_ids[-1 - vectors : -1] == pipe.tokenizer.convert_tokens_to_ids(names)
 
 
-def test_bad_names_are_refused(run: Finished, tmp_path: Path) -> None:
+def test_bad_names_are_refused(run: FinishedRun, tmp_path: Path) -> None:
     for token in ("", " ", "two words"):
         with pytest.raises(PromptFedError, match="cannot be a token"):
             export_word(run, tmp_path / "a.safetensors", token=token)
@@ -76,7 +76,7 @@ def test_bad_names_are_refused(run: Finished, tmp_path: Path) -> None:
         export_word(run, tmp_path / "a.bin", token="<a>")
 
 
-def test_the_command(run: Finished, tmp_path: Path) -> None:
+def test_the_command(run: FinishedRun, tmp_path: Path) -> None:
     out = tmp_path / "learned_embeds.safetensors"
     done = promptfed("export", run.folder, "--out", out, "--client", 0, "--token", "<clematis>")
     assert (done.code, done.err) == (0, "")

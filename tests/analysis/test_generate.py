@@ -12,7 +12,7 @@ from PIL import Image
 from promptfed.analysis.generate import Sampler, generate, global_word, grid, save_picture, spoken, starts
 from promptfed.backbones.painter import Painter
 from promptfed.core.errors import PromptFedError
-from promptfed.runs.finished import Finished, open_run, open_words
+from promptfed.runs.finished import FinishedRun, open_run, open_words
 from promptfed.runs.reevaluating import reevaluate
 from support.command import promptfed
 from support.inverted_runs import SIDE, classified, inverted, painted, painting
@@ -25,12 +25,12 @@ def with_a_painter() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def relic(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def relic(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     return open_run(inverted("relic", tmp_path_factory.mktemp("relic")))
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     return open_run(inverted("ti-local", tmp_path_factory.mktemp("alone")))
 
 
@@ -39,7 +39,7 @@ def size(path: Path) -> tuple[int, int]:
         return picture.size
 
 
-def test_the_global_word_is_the_servers(relic: Finished, tmp_path: Path) -> None:
+def test_the_global_word_is_the_servers(relic: FinishedRun, tmp_path: Path) -> None:
     pictures = generate(relic, Sampler(count=3), tmp_path / "grid.png")
     assert list(pictures) == ["global"]
     for picture in pictures["global"]:
@@ -47,7 +47,7 @@ def test_the_global_word_is_the_servers(relic: Finished, tmp_path: Path) -> None
     assert size(tmp_path / "grid.png") == (3 * (SIDE + 2) + 2, SIDE + 4)
 
 
-def test_the_word_of_every_round_is_kept(relic: Finished, tmp_path: Path) -> None:
+def test_the_word_of_every_round_is_kept(relic: FinishedRun, tmp_path: Path) -> None:
     pictures = generate(relic, Sampler(count=1), tmp_path / "grid.png", rounds=(1, 2))
     assert list(pictures) == ["global after round 1", "global after round 2"]
     first, last = (row[0] for row in pictures.values())
@@ -58,14 +58,14 @@ def test_the_word_of_every_round_is_kept(relic: Finished, tmp_path: Path) -> Non
     assert size(tmp_path / "grid.png") == (SIDE + 4, 2 * (SIDE + 2) + 2)
 
 
-def test_a_run_that_is_read_again_keeps_the_words_of_its_rounds(relic: Finished, tmp_path: Path) -> None:
+def test_a_run_that_is_read_again_keeps_the_words_of_its_rounds(relic: FinishedRun, tmp_path: Path) -> None:
     reevaluate(relic.folder, relic.plan.recipe, tmp_path / "read")
     again = open_run(tmp_path / "read")
     for finished in (1, 2):
         torch.testing.assert_close(again.words.word(finished), relic.words.word(finished), rtol=0, atol=0)
 
 
-def test_the_servers_words_need_neither_images_nor_clients(relic: Finished, tmp_path: Path) -> None:
+def test_the_servers_words_need_neither_images_nor_clients(relic: FinishedRun, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(relic.folder, folder)
     recipe = folder / "recipe.toml"
@@ -92,13 +92,13 @@ def test_the_servers_words_need_neither_images_nor_clients(relic: Finished, tmp_
     assert f"go on with promptfed sites run --resume {folder}." in promptfed("run", "--resume", folder).err
 
 
-def test_a_word_sees_nothing_in_an_image(relic: Finished, tmp_path: Path) -> None:
+def test_a_word_sees_nothing_in_an_image(relic: FinishedRun, tmp_path: Path) -> None:
     done = promptfed("predict", relic.folder, tmp_path / "photo.png", "--client", 0)
     assert done.code == 2
     assert "is a run of relic, which learns a word, not classes; use promptfed generate." in done.err
 
 
-def test_a_clients_word_is_made_its_own_by_its_branches(relic: Finished, tmp_path: Path) -> None:
+def test_a_clients_word_is_made_its_own_by_its_branches(relic: FinishedRun, tmp_path: Path) -> None:
     pictures = generate(relic, Sampler(count=1), tmp_path / "grid.png", client=2)
     down, personal = relic.own(2)
     word = spoken(relic, down | personal, "a photo of a {}")
@@ -107,7 +107,7 @@ def test_a_clients_word_is_made_its_own_by_its_branches(relic: Finished, tmp_pat
     assert spoken(relic, down, "a photo of a {}").equal(down["word"])  # no branches: u itself
 
 
-def test_the_scale_is_that_of_the_prompt(relic: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_scale_is_that_of_the_prompt(relic: FinishedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     def length(self: Painter, templates: tuple[str, ...]) -> torch.Tensor:
         return torch.tensor([[float(len(template))] * 12 for template in templates])
 
@@ -119,7 +119,7 @@ def test_the_scale_is_that_of_the_prompt(relic: Finished, monkeypatch: pytest.Mo
         torch.testing.assert_close(spoken(relic, params, prompt), torch.full((1, 12), 1.0 + len(prompt)))
 
 
-def test_every_client_has_a_row(alone: Finished, tmp_path: Path) -> None:
+def test_every_client_has_a_row(alone: FinishedRun, tmp_path: Path) -> None:
     pictures = generate(alone, Sampler(count=2), tmp_path / "deep" / "grid.png", kind="client")
     assert list(pictures) == ["client 0", "client 1", "client 2"]
     assert size(tmp_path / "deep" / "grid.png") == (2 * (SIDE + 2) + 2, 3 * (SIDE + 2) + 2)
@@ -150,7 +150,7 @@ def test_pixels_are_bytes(tmp_path: Path) -> None:
         assert np.asarray(picture)[0, :, 0].tolist() == [0, 128, 255, 255]
 
 
-def test_what_cannot_be_drawn_is_said(relic: Finished, alone: Finished, tmp_path: Path) -> None:
+def test_what_cannot_be_drawn_is_said(relic: FinishedRun, alone: FinishedRun, tmp_path: Path) -> None:
     out = tmp_path / "grid.png"
     for run, kind, client, sentence in (
         (relic, "global", 1, "belongs to no client"),
@@ -173,7 +173,7 @@ def test_what_cannot_be_drawn_is_said(relic: Finished, alone: Finished, tmp_path
         global_word(open_run(classified("fedavg", tmp_path / "other")))
 
 
-def test_only_finished_runs_are_opened(relic: Finished, tmp_path: Path) -> None:
+def test_only_finished_runs_are_opened(relic: FinishedRun, tmp_path: Path) -> None:
     with pytest.raises(PromptFedError, match="holds no run"):
         open_run(tmp_path)
     (tmp_path / "recipe.toml").write_text((relic.folder / "recipe.toml").read_text())
@@ -185,7 +185,7 @@ def test_only_finished_runs_are_opened(relic: Finished, tmp_path: Path) -> None:
         open_run(tmp_path)
 
 
-def test_the_command(relic: Finished, tmp_path: Path) -> None:
+def test_the_command(relic: FinishedRun, tmp_path: Path) -> None:
     out = tmp_path / "grid.png"
     done = promptfed("generate", relic.folder, "an oil painting of {}", "--client", 1, "--out", out, "--count", 2)
     assert (done.code, done.err) == (0, "")

@@ -29,7 +29,7 @@ from promptfed.analysis.quality import (
 from promptfed.core.errors import PromptFedError
 from promptfed.federation.loop import rng_for
 from promptfed.results.report.measured import words
-from promptfed.runs.finished import Finished, open_run
+from promptfed.runs.finished import FinishedRun, open_run
 from support.command import promptfed
 from support.inverted_runs import classified, inverted, painted, painting
 
@@ -49,7 +49,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def relic(folders: dict[str, Path]) -> Finished:
+def relic(folders: dict[str, Path]) -> FinishedRun:
     return open_run(folders["relic"])
 
 
@@ -126,7 +126,7 @@ def test_images_are_chosen_evenly() -> None:
 # -- a run ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_judge_by_hand(relic: Finished) -> None:
+def test_a_judge_by_hand(relic: FinishedRun) -> None:
     real = relic.plan.partition.train[0]  # eight images that are all red
     red = torch.tensor([1.0, -1, -1]).view(1, 3, 1, 1).expand(4, 3, 8, 8)
     found = Judge(relic, Means(), real)(red)
@@ -138,7 +138,7 @@ def test_a_judge_by_hand(relic: Finished) -> None:
     assert found["caution"] == ""
 
 
-def test_what_is_sent_leaves_nothing_behind(relic: Finished) -> None:
+def test_what_is_sent_leaves_nothing_behind(relic: FinishedRun) -> None:
     before = {client: relic.own(client) for client in range(3)}
     once, twice = uploads(relic, [0, 2]), uploads(relic, [2])
     assert once["word"].shape == (2, 1, 12)
@@ -151,7 +151,7 @@ def test_what_is_sent_leaves_nothing_behind(relic: Finished) -> None:
         uploads(relic, [3])
 
 
-def test_words_of_a_run(relic: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_of_a_run(relic: FinishedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quality, "find_features", lambda *_: Means())
     found = measure(relic, DrawRequest(Sampler(count=4), clients=2, own=3, real=6))
     assert [(line["word"], line.get("client")) for line in found["words"]] == [
@@ -184,7 +184,7 @@ def test_few_images_in_one_place_are_compared_with_all(tmp_path: Path, monkeypat
     assert [line["real"] for line in found["rounds"]] == [8, 8, 8]
 
 
-def test_all_and_own_images_by_hand(relic: Finished) -> None:
+def test_all_and_own_images_by_hand(relic: FinishedRun) -> None:
     # a picture with channel means 0; the images' means are those of their colours, up to noise
     grey = torch.zeros(1, 3, 8, 8)
     means = relic.plan.dataset.images[:24].mean((1, 2)) / 127.5 - 1
@@ -194,7 +194,7 @@ def test_all_and_own_images_by_hand(relic: Finished) -> None:
         assert Judge(relic, Means(), real)(grey)["fid"] == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_curve_ends_where_the_run_did(relic: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_curve_ends_where_the_run_did(relic: FinishedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quality, "find_features", lambda *_: Means())
     kept = (relic.folder / "rounds.jsonl").read_bytes()
     judge = Judge(relic, Means(), chosen(real_images(relic, "all"), 50))

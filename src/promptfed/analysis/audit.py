@@ -26,7 +26,7 @@ from promptfed.data.batches import ClientData
 from promptfed.data.dataset import Indices
 from promptfed.results.folder import names
 from promptfed.results.folder.record import Line
-from promptfed.runs.finished import Finished
+from promptfed.runs.finished import FinishedRun
 
 BATCH = 256
 PER_CLASS = 20  # public images of each class that an uploaded model is tried on, at most
@@ -41,7 +41,7 @@ class Attack:
     clients: int = 16  # the first so many
 
 
-def audit(run: Finished, attack: Attack) -> Line:
+def audit(run: FinishedRun, attack: Attack) -> Line:
     """Attack what the clients of a finished run send, write audit.json into its folder and return what is in it."""
     clients = list(range(min(attack.clients, len(run.loop.shards))))
     if run.plan.recipe.guards.get("secure"):
@@ -57,7 +57,7 @@ def audit(run: Finished, attack: Attack) -> Line:
     return found
 
 
-def _is_word(run: Finished, up: Tree) -> bool:
+def _is_word(run: FinishedRun, up: Tree) -> bool:
     return isinstance(run.loop.method, LearnsWord) and "word" in up
 
 
@@ -76,7 +76,7 @@ def matched(scores: Tensor) -> float:
 # -- from an uploaded word to pictures --------------------------------------------------------------------------------
 
 
-def _pictures(run: Finished, up: Tree, clients: Sequence[int], attack: Attack) -> Line:
+def _pictures(run: FinishedRun, up: Tree, clients: Sequence[int], attack: Attack) -> Line:
     """Draw every client's uploaded word, without what it keeps to itself, and look for its images in that."""
     features = find_features(attack.features, run.plan.dataset.classes, run.loop.device)
     words = {str(client): up["word"][number] for number, client in enumerate(clients)}
@@ -106,7 +106,7 @@ def _pictures(run: Finished, up: Tree, clients: Sequence[int], attack: Attack) -
     }
 
 
-def _held(run: Finished, features: Features, client: int, side: int) -> Tensor:
+def _held(run: FinishedRun, features: Features, client: int, side: int) -> Tensor:
     return features(real_pictures(run, run.plan.partition.train[client], side))
 
 
@@ -118,7 +118,7 @@ def nearest(made: Tensor, held: Tensor) -> Tensor:
 # -- from an uploaded model to classes --------------------------------------------------------------------------------
 
 
-def _classes(run: Finished, up: Tree, clients: Sequence[int]) -> Line:
+def _classes(run: FinishedRun, up: Tree, clients: Sequence[int]) -> Line:
     """Try every client's uploaded model on public images, as many of each class, and count what it answers.
 
     What a client keeps to itself the server replaces by a start of its own, or by zeros. The one that comes nearer to
@@ -151,7 +151,7 @@ def _stand_ins(personal: Tree) -> list[Tree]:
 
 
 def _inferred(
-    run: Finished, up: Tree, clients: Sequence[int], personal: Tree, data: ClientData, truth: Tensor
+    run: FinishedRun, up: Tree, clients: Sequence[int], personal: Tree, data: ClientData, truth: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the share of each class in the answers of every client's model, and its cosines with what all hold."""
     down = run.loop.method.download(run.task, run.loop.server, torch.tensor(clients))
@@ -160,14 +160,14 @@ def _inferred(
     return priors, F.normalize(priors, dim=-1) @ truth.mT
 
 
-def _rebuilt(run: Finished, down: Tree, personal: Tree, up: Tree) -> Tree:
+def _rebuilt(run: FinishedRun, down: Tree, personal: Tree, up: Tree) -> Tree:
     """Return the model that an answer makes: one that needs no client, if the method has it, else with a stand-in."""
     method, server = run.loop.method, run.loop.server
     alone = method.deploy(run.task, server | up) if up.keys() <= server.keys() else {}
     return alone or method.trained(run.task, down, personal, up)
 
 
-def balanced(run: Finished) -> Indices:
+def balanced(run: FinishedRun) -> Indices:
     """Return test images that any server might have, equally many of each class that has some."""
     data = run.plan.dataset
     rows = [np.flatnonzero(data.dealt & data.test & (data.labels == label)) for label in range(len(data.classes))]
@@ -178,7 +178,7 @@ def balanced(run: Finished) -> Indices:
     return np.concatenate([row[:each] for row in rows])
 
 
-def _public_data(run: Finished, public: Indices) -> ClientData:
+def _public_data(run: FinishedRun, public: Indices) -> ClientData:
     """Return the public images as if they were a client's, so that nothing is known of any client."""
     shards = run.loop.shards
     data = shards.data([0], run.loop.settings.total, "test", stacked=False)
@@ -196,7 +196,7 @@ def _any_rng(purpose: str, shared: bool = False) -> torch.Generator:
     return keys.generator("audit", purpose)
 
 
-def _prior(run: Finished, model: Tree, data: ClientData) -> Tensor:
+def _prior(run: FinishedRun, model: Tree, data: ClientData) -> Tensor:
     """Return how often a rebuilt model answers each class [classes]."""
     loop = run.loop
     counts = torch.zeros(len(loop.task.classes), dtype=torch.double)

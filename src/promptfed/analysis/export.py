@@ -11,13 +11,13 @@ from torch import Tensor
 
 from promptfed.analysis.generate import PROMPT, client_word, global_word, with_clients
 from promptfed.core.errors import PromptFedError
-from promptfed.runs.finished import Finished, Words
+from promptfed.runs.finished import FinishedRun, Words
 
 NAME = "learned_embeds.safetensors"
 
 
 def export_word(
-    run: Finished | Words, out: Path, *, token: str, client: int | None = None, prompt: str = PROMPT
+    run: FinishedRun | Words, out: Path, *, token: str, client: int | None = None, prompt: str = PROMPT
 ) -> Tensor:
     """Write the global word, or a client's own as it is in `prompt`, under `token`; return it [v, W]."""
     if token.split() != [token]:

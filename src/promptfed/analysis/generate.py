@@ -16,7 +16,7 @@ from promptfed.core.errors import PromptFedError
 from promptfed.core.progress import Advance, bar
 from promptfed.core.protocols import TextToImage
 from promptfed.core.tree import Tree
-from promptfed.runs.finished import Finished, Words, inverted
+from promptfed.runs.finished import FinishedRun, Words, inverted
 
 PROMPT = "a photo of a {}"
 MARGIN = 2  # white pixels between the pictures of a grid
@@ -42,7 +42,7 @@ class Sampler:
 # -- words ------------------------------------------------------------------------------------------------------------
 
 
-def global_word(run: Finished | Words, after: int | None = None) -> Tensor:
+def global_word(run: FinishedRun | Words, after: int | None = None) -> Tensor:
     """Return u [v, W], which the server has, or had after so many rounds."""
     method, _ = inverted(run)
     if not method.shared:
@@ -54,7 +54,7 @@ def global_word(run: Finished | Words, after: int | None = None) -> Tensor:
     return run.loop.server["word"] if after is None else run.words.word(after)
 
 
-def with_clients(run: Finished | Words) -> Finished:
+def with_clients(run: FinishedRun | Words) -> FinishedRun:
     """Return the run if it is open with all its clients, or say that it is not."""
     if isinstance(run, Words):
         raise PromptFedError(
@@ -63,13 +63,13 @@ def with_clients(run: Finished | Words) -> Finished:
     return run
 
 
-def client_word(run: Finished, client: int, prompt: str) -> Tensor:
+def client_word(run: FinishedRun, client: int, prompt: str) -> Tensor:
     """Return û [v, W] of one client in a prompt: u made its own by its branches, if it has any."""
     down, personal = run.own(client)
     return spoken(run, down | personal, prompt)
 
 
-def spoken(run: Finished, params: Tree, prompt: str) -> Tensor:
+def spoken(run: FinishedRun, params: Tree, prompt: str) -> Tensor:
     """Return the word [v, W] that `params` make for a prompt, which need not be one of the templates."""
     method, _ = inverted(run)
     first = torch.zeros(1, dtype=torch.long, device=run.loop.device)
@@ -86,7 +86,7 @@ def starts(model: TextToImage, sampler: Sampler, device: torch.device) -> Tensor
     return keys.normal(salts, model.latent_shape)
 
 
-def draw(run: Finished | Words, word: Tensor, sampler: Sampler, advance: Advance | None = None) -> Tensor:
+def draw(run: FinishedRun | Words, word: Tensor, sampler: Sampler, advance: Advance | None = None) -> Tensor:
     """Return pictures [count, 3, H, W] in −1 … 1 of a word [v, W] in the sampler's prompt, on the host."""
     _, model = inverted(run)
     first = torch.zeros(1, dtype=torch.long, device=word.device)
@@ -101,14 +101,14 @@ def draw(run: Finished | Words, word: Tensor, sampler: Sampler, advance: Advance
     return torch.cat(drawn)
 
 
-def draw_all(run: Finished | Words, words: Mapping[str, Tensor], sampler: Sampler) -> dict[str, Tensor]:
+def draw_all(run: FinishedRun | Words, words: Mapping[str, Tensor], sampler: Sampler) -> dict[str, Tensor]:
     """Return the pictures of every word by its name, with a progress bar: drawing is slow."""
     with bar("pictures", len(words) * sampler.count) as advance:
         return {name: draw(run, word, sampler, advance) for name, word in words.items()}
 
 
 def generate(
-    run: Finished | Words,
+    run: FinishedRun | Words,
     sampler: Sampler,
     out: Path,
     *,

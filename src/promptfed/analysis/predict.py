@@ -23,7 +23,7 @@ from promptfed.results.folder import names
 from promptfed.results.folder.record import over_sites
 from promptfed.runs import config
 from promptfed.runs.config import Recipe
-from promptfed.runs.finished import Finished, open_run
+from promptfed.runs.finished import FinishedRun, open_run
 from promptfed.runs.planning import make_task, pick_device
 from promptfed.runs.site_model import MODEL, read_model
 
@@ -105,7 +105,7 @@ def _site_model(folder: Path, device: str) -> Model:
     )
 
 
-def _client_model(run: Finished, client: int | None) -> Model:
+def _client_model(run: FinishedRun, client: int | None) -> Model:
     """Return the model a client of a simulated run deploys; without a client, the server's own, if there is one."""
     params = run.method.deploy(run.task, run.server) if client is None else run.deployed(client)
     if client is None and not params:

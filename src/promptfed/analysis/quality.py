@@ -24,7 +24,7 @@ from promptfed.core.files import write_json
 from promptfed.data.dataset import Indices
 from promptfed.results.folder import names
 from promptfed.results.folder.record import Line
-from promptfed.runs.finished import Finished, inverted, once_more
+from promptfed.runs.finished import FinishedRun, inverted, train_again
 
 RealSet = Literal["all", "own"]
 
@@ -101,7 +101,7 @@ class DrawRequest:
     against: RealSet = "all"  # whose images the global word is compared with: the data set's, or the run's clients'
 
 
-def measure(run: Finished, request: DrawRequest) -> Line:
+def measure(run: FinishedRun, request: DrawRequest) -> Line:
     """Measure a finished run's words, write quality.json into its folder and return what is in it."""
     method, _ = inverted(run)
     features = find_features(request.features, run.plan.dataset.classes, run.loop.device)
@@ -132,7 +132,7 @@ def measure(run: Finished, request: DrawRequest) -> Line:
 class Judge:
     """Compares pictures with some of a run's real images."""
 
-    run: Finished
+    run: FinishedRun
     features: Features
     real: Indices  # numbers of images in the data set
 
@@ -154,7 +154,7 @@ class Judge:
         }
 
 
-def real_images(run: Finished, against: RealSet) -> Indices:
+def real_images(run: FinishedRun, against: RealSet) -> Indices:
     """Return all training images of the data set, or only those of the run's own clients."""
     if against == "own":
         return np.unique(np.concatenate(run.plan.partition.train))
@@ -169,25 +169,25 @@ def chosen(images: Indices, most: int) -> Indices:
     return images[np.arange(most) * len(images) // most]
 
 
-def real_pictures(run: Finished, images: Indices, side: int) -> Tensor:
+def real_pictures(run: FinishedRun, images: Indices, side: int) -> Tensor:
     """Return images of the data set [N, 3, side, side] in −1 … 1."""
     pixels = torch.from_numpy(np.ascontiguousarray(run.plan.dataset.images[images])).movedim(-1, -3) / 127.5 - 1
     return resized(pixels, (side, side)).clamp(-1, 1)
 
 
-def uploads(run: Finished, clients: Sequence[int]) -> tree.Tree:
+def uploads(run: FinishedRun, clients: Sequence[int]) -> tree.Tree:
     """Return what these clients would send in one more round [C, ...], guarded as it leaves them; nothing changes."""
     for client in clients:
         run.check_client(client)
     loop = run.loop
     rows = [
         loop.guards.protect(loop.settings.total, torch.tensor(client), own, up, weight)[1]
-        for client, own, up, weight in once_more(loop, clients)
+        for client, own, up, weight in train_again(loop, clients)
     ]
     return tree.stack(rows)
 
 
-def _clients(run: Finished, features: Features, clients: Sequence[int], sampler: Sampler) -> list[Line]:
+def _clients(run: FinishedRun, features: Features, clients: Sequence[int], sampler: Sampler) -> list[Line]:
     """Measure the words of single clients, and the global one, against the images each of them trains on."""
     if not clients:
         return []
@@ -207,7 +207,7 @@ def _clients(run: Finished, features: Features, clients: Sequence[int], sampler:
     return lines
 
 
-def _before(run: Finished, judge: Judge, request: DrawRequest) -> list[Line]:
+def _before(run: FinishedRun, judge: Judge, request: DrawRequest) -> list[Line]:
     """Measure the global word as it was at first and on the way, without the last round's."""
     words = {str(number): run.words.word(number) for number in range(0, run.loop.finished, request.every)}
     return [{"round": int(name), **judge(drawn)} for name, drawn in draw_all(run, words, request.sampler).items()]

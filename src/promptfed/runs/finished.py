@@ -13,11 +13,11 @@ from promptfed.core.errors import PromptFedError
 from promptfed.core.extensions import LearnsWord
 from promptfed.core.method import Method, Task, adapts, text_to_image
 from promptfed.core.progress import bar
-from promptfed.core.protocols import TextToImage
+from promptfed.core.protocols import Batch, TextToImage
 from promptfed.core.tree import Tree
 from promptfed.data import find_sides
-from promptfed.data.batches import ClientData, LatePool, make_facts
-from promptfed.data.dataset import Color, Dataset
+from promptfed.data.batches import ClientData, LatePool, Pool, make_facts
+from promptfed.data.dataset import Color, Dataset, Indices
 from promptfed.data.shares import DescribedPartition
 from promptfed.federation.loop import Loop, rng_for
 from promptfed.federation.store import Store, read_tree, verify
@@ -54,7 +54,7 @@ class Words:
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedRun:
     """All that a finished run learned, on the device where it is looked at; each part is loaded when first needed."""
 
     folder: Path
@@ -72,6 +72,21 @@ class Finished:
     def finished(self) -> int:
         """Return the number of rounds."""
         return int(self.state["round"])
+
+    @property
+    def name(self) -> str:
+        """Return the method's name as the recipe has it."""
+        return str(self.recipe.method["name"])
+
+    @property
+    def title(self) -> str:
+        """Return which run this is, for a caption."""
+        return f"{self.name} on {self.dataset.name} after round {self.finished}"
+
+    @property
+    def dataset(self) -> Dataset:
+        """Return its images."""
+        return self.plan.dataset
 
     @property
     def words(self) -> Words:
@@ -150,12 +165,32 @@ class Finished:
         down = tree.row(self.method.download(self.task, self.server, torch.tensor([client])), 0)
         return down, tree.to(self._store.get(client), self.device)
 
+    def model(self, client: int) -> Tree:
+        """Return what a client has at the start of a round: what it receives, and its personal tree."""
+        down, personal = self.own(client)
+        return down | personal
+
     def deployed(self, client: int) -> Tree:
         """Return the model that a client deploys, adapted to its training data if the method does that."""
-        down, personal = self.own(client)
         if not adapts(self.method):
-            return down | personal
+            return self.model(client)
+        down, personal = self.own(client)
         return self.method.adapt(self.task, down, personal, self.data(client, self.finished))
+
+    def counts(self, clients: Sequence[int]) -> Indices:
+        """Return the clients' training images per class [C, classes]."""
+        return self.described.counts[list(clients)]
+
+    def batch(self, client: int, rows: Indices, pool: Pool | None = None) -> Batch:
+        """Return images of the data set, or of another pool, as a client sees them in testing, without labels."""
+        data = self.loop.shards.data([client], 0, "test", stacked=False).without_dropout(self.task.backbone)
+        (batch,) = replace(data, pool=pool or data.pool, rows=(rows,)).batches("test", size=len(rows), ordered=True)
+        return tree.drop(batch, ["y"])
+
+    def logits(self, params: Tree, batch: Batch) -> Tensor:
+        """Return a model's answers [B, classes]."""
+        with torch.no_grad():
+            return self.method.predict(self.task, self.method.prepare(self.task, params), batch)
 
     def check_client(self, client: int) -> None:
         """Refuse a client that does not exist."""
@@ -172,7 +207,7 @@ def open_words(folder: Path, device: str = "") -> Words:
     return Words(folder, recipe, method, task, where, read_summary(folder)["accuracy"]["round"])
 
 
-def open_run(folder: Path, device: str = "") -> Finished:
+def open_run(folder: Path, device: str = "") -> FinishedRun:
     """Open the finished run in `folder`, on the recipe's device unless another is given; nothing is written there."""
     recipe = _finished_recipe(folder, device)
     if over_sites(folder):
@@ -187,7 +222,7 @@ def open_run(folder: Path, device: str = "") -> Finished:
     state = record.state(recipe.hash, described.partition.hash)
     assert state is not None
     method, where = config.build_method(recipe), planning.pick_device(recipe.device)
-    return Finished(folder, recipe, method, described, state, where)
+    return FinishedRun(folder, recipe, method, described, state, where)
 
 
 def _finished_recipe(folder: Path, device: str) -> Recipe:
@@ -202,7 +237,7 @@ def _finished_recipe(folder: Path, device: str) -> Recipe:
     return recipe
 
 
-def once_more(loop: Loop, clients: Sequence[int], *, keep: bool = False) -> Iterator[tuple[int, Tree, Tree, Tensor]]:
+def train_again(loop: Loop, clients: Sequence[int], *, keep: bool = False) -> Iterator[tuple[int, Tree, Tree, Tensor]]:
     """Train clients once more from the final state; yield each, what it received, what it sends, and its weight.
 
     With `keep` the store has their personal trees of afterwards, until it is told to `discard` them.
@@ -219,9 +254,9 @@ def once_more(loop: Loop, clients: Sequence[int], *, keep: bool = False) -> Iter
             advance(len(some))
 
 
-def inverted(run: Finished | Words) -> tuple[LearnsWord, TextToImage]:
+def inverted(run: FinishedRun | Words) -> tuple[LearnsWord, TextToImage]:
     """Return the method and the model of a run that learned a word, or say that it did not."""
-    words = run.words if isinstance(run, Finished) else run
+    words = run.words if isinstance(run, FinishedRun) else run
     return _learning_word(words.folder, words.method, words.recipe), text_to_image(words.task)
 
 

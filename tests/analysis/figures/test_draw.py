@@ -11,7 +11,7 @@ from markupsafe import escape
 
 from promptfed.analysis.figures import FIGURES, draw, plotting, priors
 from promptfed.analysis.figures.inspection import class_attention, grad_cam
-from promptfed.analysis.figures.opened import reopen
+from promptfed.analysis.figures.opened import inspect, reopen
 from promptfed.analysis.figures.saliency import scaled, spaced
 from promptfed.core.errors import PromptFedError
 from promptfed.results.report import write_report
@@ -166,8 +166,8 @@ def test_the_numbers_of_maps_say_all_that_is_drawn(runs: dict[str, Path], tmp_pa
     for one in found["images"]:
         assert one["class"] == str(one["image"] % 4), "write_images gives the classes in turn"
         params, batch = model.model(one["client"]), model.batch(one["client"], np.array([one["image"]]))
-        seen = {"without": model.look(params, batch, bare=True)} | (
-            {"with": model.look(params, batch)} if prompted else {}
+        seen = {"without": inspect(model, params, batch, bare=True)} | (
+            {"with": inspect(model, params, batch)} if prompted else {}
         )
         assert one["decided"] == {name: str(int(each.logits.argmax())) for name, each in seen.items()}
         drawn = seen["with" if prompted else "without"].logits.argmax(-1)

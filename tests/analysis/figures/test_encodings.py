@@ -16,7 +16,7 @@ from promptfed.core import statistics, tree
 from promptfed.core.errors import PromptFedError
 from promptfed.core.prompts.templates import OBJECT
 from promptfed.runs import finished
-from promptfed.runs.finished import Finished, open_run
+from promptfed.runs.finished import FinishedRun, open_run
 from support.drawn import about, files
 from support.inverted_runs import inverted, painting, trained
 from support.tiny_diffusion import saved
@@ -34,7 +34,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: inverted(name, parent) for name in ("fedti", "relic", "ti-local")}
 
 
-def fitted(run: Finished, client: int) -> tuple[tree.Tree, tree.Tree]:
+def fitted(run: FinishedRun, client: int) -> tuple[tree.Tree, tree.Tree]:
     """Return what one client would send after one more training, and what it would keep."""
     down, personal = run.own(client)
     data = run.loop.shards.data([client], run.loop.settings.total, stacked=False)

@@ -14,24 +14,24 @@ from torch import Tensor
 
 from promptfed.analysis.figures import plotting
 from promptfed.analysis.figures.drawing import Drawing
-from promptfed.analysis.figures.opened import Opened, chosen
+from promptfed.analysis.figures.opened import chosen
 from promptfed.analysis.figures.records import named
 from promptfed.core import statistics, tree
 from promptfed.core.errors import PromptFedError
 from promptfed.core.prompts.templates import templates
-from promptfed.runs.finished import Finished, inverted, once_more, open_run
+from promptfed.runs.finished import FinishedRun, inverted, open_run, train_again
 
 # Clients shown unless some are named: the paper has 50.
 CLIENTS = 64
 
 
-def pool_of(run: Finished) -> tuple[str, ...]:
+def pool_of(run: FinishedRun) -> tuple[str, ...]:
     """Return the templates that a run's method draws from, in the order of their numbers."""
     keys = run.plan.recipe.method
     return templates(keys.get("templates", "object"), keys.get("first", 0))
 
 
-def encoded(run: Finished, clients: Sequence[int]) -> Tensor:
+def encoded(run: FinishedRun, clients: Sequence[int]) -> Tensor:
     """Return F_t of every client's û in every template [C, T, W], after one more local training; nothing changes.
 
     Without that training there would be little to see: clients without branches start a round with the same word.
@@ -41,7 +41,7 @@ def encoded(run: Finished, clients: Sequence[int]) -> Tensor:
     every = torch.arange(len(pool), device=loop.device)
     rows = []
     try:
-        for client, own, up, _ in once_more(loop, clients, keep=True):
+        for client, own, up, _ in train_again(loop, clients, keep=True):
             params = loop.method.trained(run.task, own, tree.to(loop.store.get(client), loop.device), up)
             with torch.no_grad():
                 words = method.spoken(run.task, params, every, templates=pool)
@@ -79,7 +79,7 @@ def _laid_out(folder: Path, clients: Sequence[int]) -> dict[str, Any]:
     """Return one run's encodings in the plane, and how well templates part in the space of encodings."""
     run = open_run(folder, "auto")
     inverted(run)  # it says best what is wrong with a run that has no word
-    members = chosen(Opened(folder, run.plan.dataset, run.loop, run.plan.task), clients, CLIENTS)
+    members = chosen(run, clients, CLIENTS)
     vectors = encoded(run, members).double().cpu().numpy()
     count, kinds = vectors.shape[:2]
     flat = vectors.reshape(count * kinds, -1)

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from promptfed.analysis.figures import plotting
 from promptfed.analysis.figures.drawing import Drawing
-from promptfed.analysis.figures.opened import COLOURS, Opened, chosen, pure_colours, reopen
+from promptfed.analysis.figures.opened import COLOURS, blank_batch, chosen, inspect, pure_colours, reopen
 from promptfed.analysis.figures.records import named
 from promptfed.core import statistics
 from promptfed.core.errors import PromptFedError
 from promptfed.core.tree import Tree
 from promptfed.data.dataset import Indices
 from promptfed.federation.guards.secure import SecureSum
-from promptfed.runs.finished import once_more
+from promptfed.runs.finished import FinishedRun, train_again
 
 # Images of each class, at most, on which an upload is tested.
 PER_CLASS = 50
@@ -52,14 +52,16 @@ def prior(folders: Sequence[Path], clients: Sequence[int]) -> Drawing:
     run = reopen(folders[0])
     members = chosen(run, clients)
     images = _colours(run)
-    expected = np.stack([class_prior(run.logits(run.model(client), run.blank(client, images))) for client in members])
+    expected = np.stack(
+        [class_prior(run.logits(run.model(client), blank_batch(run, client, images))) for client in members]
+    )
     held = statistics.shares(run.counts(members))
     each = statistics.row_correlations(expected, held)
     known = [value for value in each if value is not None]
     mean = sum(known) / len(known) if known else None
     told = "they have no correlation" if mean is None else f"their correlation is {mean:.2f} on average over clients"
     caption = (
-        f"{run.titled}. Above: the share of each class among a client's training images. Below: the mean probability "
+        f"{run.title}. Above: the share of each class among a client's training images. Below: the mean probability "
         f"its own model gives each class on {len(images)} images of one colour; {told}."
     )
     numbers = {
@@ -81,7 +83,7 @@ def tsne(folders: Sequence[Path], clients: Sequence[int]) -> Drawing:
     images = _colours(run)
     parts, prompted = [], False
     for client in members:
-        seen = run.look(run.model(client), run.blank(client, images))
+        seen = inspect(run, run.model(client), blank_batch(run, client, images))
         prompted |= seen.prompted
         with torch.no_grad():
             parts.append(seen.features().double().cpu().numpy())
@@ -92,7 +94,7 @@ def tsne(folders: Sequence[Path], clients: Sequence[int]) -> Drawing:
     how = f"by {found['map']}" if found["map"] == "t-SNE" else f"on their first two {found['map']}"
     what = "with each client's prompt" if prompted else "by each client's model"
     caption = (
-        f"{run.titled}. The features of {len(images)} images of one colour {what}, {how}. In the space of features "
+        f"{run.title}. The features of {len(images)} images of one colour {what}, {how}. In the space of features "
         f"the nearest neighbour of {100 * same:.0f} % of them belongs to the same client "
         f"({100 * (len(images) - 1) / (len(vectors) - 1):.0f} % by chance)."
     )
@@ -123,7 +125,7 @@ def leakage(folders: Sequence[Path], clients: Sequence[int]) -> Drawing:
     return Drawing("What an upload gives away", caption, {"runs": found}, picture)
 
 
-def _leaked(run: Opened, members: list[int]) -> dict[str, Any]:
+def _leaked(run: FinishedRun, members: list[int]) -> dict[str, Any]:
     """Train the clients again from the final state, and infer their labels from what they send."""
     loop = run.loop
     if any(isinstance(guard, SecureSum) for guard in loop.guards.guards):
@@ -131,7 +133,7 @@ def _leaked(run: Opened, members: list[int]) -> dict[str, Any]:
     rows = np.unique(np.concatenate([*loop.shards.rows["test"], *loop.shards.rows["unseen"]]))
     rows = balanced(run.dataset.labels, rows, PER_CLASS)
     guessed = []
-    for client, own, up, weight in once_more(loop, members):
+    for client, own, up, weight in train_again(loop, members):
         _, up, _ = loop.guards.protect(loop.settings.total, torch.tensor(client), own, up, weight)
         guessed.append(class_histogram(_server_logits(run, own, up, run.batch(client, rows)["x"])))
     held, inferred = statistics.shares(run.counts(members)), np.stack(guessed)
@@ -146,7 +148,7 @@ def _leaked(run: Opened, members: list[int]) -> dict[str, Any]:
     }
 
 
-def _server_logits(run: Opened, down: Tree, up: Tree, images: Tensor) -> Tensor:
+def _server_logits(run: FinishedRun, down: Tree, up: Tree, images: Tensor) -> Tensor:
     """Return the answers of the model a server can build from an upload alone: what was sent, and what came back."""
     task, method = run.loop.task, run.method
     if not up:
@@ -161,7 +163,7 @@ def _server_logits(run: Opened, down: Tree, up: Tree, images: Tensor) -> Tensor:
     raise PromptFedError(f"What a client of {run.name} uploads is not a model by itself, so it gives no labels away.")
 
 
-def _colours(run: Opened) -> Any:
+def _colours(run: FinishedRun) -> Any:
     height, width = run.dataset.sides
     return pure_colours(COLOURS, height, width)
 

@@ -13,9 +13,10 @@ from torch import Tensor
 from promptfed.analysis.figures import plotting
 from promptfed.analysis.figures.drawing import Drawing
 from promptfed.analysis.figures.inspection import Inspection, class_attention, enlarged, grad_cam, share_on
-from promptfed.analysis.figures.opened import Opened, chosen, reopen
+from promptfed.analysis.figures.opened import chosen, inspect, reopen
 from promptfed.core.errors import PromptFedError, choice
 from promptfed.data.dataset import Dataset, Indices
+from promptfed.runs.finished import FinishedRun
 
 # Clients shown unless some are named, and test images of each.
 CLIENTS, IMAGES = 2, 4
@@ -70,7 +71,7 @@ def _drawn(folder: Path, clients: Sequence[int], label: str | None, make: Map, t
     means = {f"of the {of} {name}": sum(values) / len(values) for name, values in shares.items()}
     told = " and ".join(f"{100 * value:.0f} % {name}" for name, value in means.items())
     which = "test images" if wanted is None else f"test images of class {names[wanted]}"
-    caption = f"{title}: {run.titled}, {which} of clients."
+    caption = f"{title}: {run.title}, {which} of clients."
     caption += f" On average, the prompt gets {told} it." if told else " The method adds no prompt to its images."
     numbers = {
         "clients": list(picks),
@@ -81,7 +82,7 @@ def _drawn(folder: Path, clients: Sequence[int], label: str | None, make: Map, t
     return Drawing(title, caption, numbers, plotting.pictures(rows, columns))
 
 
-def _picked(run: Opened, clients: Sequence[int], wanted: int | None) -> dict[int, Indices]:
+def _picked(run: FinishedRun, clients: Sequence[int], wanted: int | None) -> dict[int, Indices]:
     """Return which test images are shown of which clients: of those named, or else of the first ones.
 
     Of one class, the first ones are those that have any: with few classes each, the very first may well have none.
@@ -101,10 +102,10 @@ def _picked(run: Opened, clients: Sequence[int], wanted: int | None) -> dict[int
     return {client: spaced(held[client], IMAGES) for client in members}
 
 
-def _explain(run: Opened, client: int, picked: Indices, make: Map) -> _Explained:
+def _explain(run: FinishedRun, client: int, picked: Indices, make: Map) -> _Explained:
     """Return what the client's model makes of images: without its prompt and, if it has one, with it."""
     params, batch = run.model(client), run.batch(client, picked)
-    seen = run.look(params, batch)
+    seen = inspect(run, params, batch)
     taken = seen.logits.argmax(-1).detach()
     height, width = batch["x"].shape[-2:]
     plain = _picture(run, batch["x"])
@@ -113,7 +114,7 @@ def _explain(run: Opened, client: int, picked: Indices, make: Map) -> _Explained
     if not seen.prompted:
         panels = {"image": plain, "where it looks": overlaid(plain, large.numpy())}
         return _Explained(panels, {"without": taken}, {"without": own}, {})
-    bare = run.look(params, batch, bare=True)
+    bare = inspect(run, params, batch, bare=True)
     decided = {"without": bare.logits.argmax(-1).detach(), "with": taken}
     maps = {"without": make(bare, taken), "with": own}
     without = enlarged(maps["without"], height, width)
@@ -169,7 +170,7 @@ def overlaid(images: NDArray[Any], maps: NDArray[Any]) -> NDArray[Any]:
     return mixed
 
 
-def _picture(run: Opened, images: Tensor) -> NDArray[Any]:
+def _picture(run: FinishedRun, images: Tensor) -> NDArray[Any]:
     """Return normalised images [B, 3, H, W] as pixels [B, H, W, 3] in 0 … 1; a prompt may go beyond, and is cut."""
     mean, std = (torch.tensor(part) for part in (run.dataset.mean, run.dataset.std))
     found: NDArray[Any] = (images.detach().movedim(-3, -1) * std + mean).clamp(0, 1).numpy()
