@@ -88,8 +88,8 @@ def test_the_servers_words_need_neither_images_nor_clients(relic: FinishedRun, t
     done = promptfed("generate", folder, "--client", 1, "--out", tmp_path / "one.png")
     assert "is the coordinator's side of a run over sites: it has neither images nor" in done.err
     (folder / "summary.json").unlink()
-    assert f"go on with promptfed sites run --resume {folder}." in promptfed("generate", folder).err
-    assert f"go on with promptfed sites run --resume {folder}." in promptfed("run", "--resume", folder).err
+    assert f"resume it with promptfed sites run --resume {folder}." in promptfed("generate", folder).err
+    assert f"resume it with promptfed sites run --resume {folder}." in promptfed("run", "--resume", folder).err
 
 
 def test_a_word_sees_nothing_in_an_image(relic: FinishedRun, tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_only_finished_runs_are_opened(relic: FinishedRun, tmp_path: Path) -> No
     (tmp_path / "recipe.toml").write_text((relic.folder / "recipe.toml").read_text())
     with pytest.raises(PromptFedError) as caught:
         open_run(tmp_path)
-    assert str(caught.value) == f"{tmp_path} is not finished; go on with promptfed run --resume {tmp_path}."
+    assert str(caught.value) == f"{tmp_path} is not finished; resume it with promptfed run --resume {tmp_path}."
     (tmp_path / "summary.json").write_text("{}")
     with pytest.raises(PromptFedError, match="has no checkpoint"):
         open_run(tmp_path)

@@ -231,7 +231,7 @@ def _finished_recipe(folder: Path, device: str) -> Recipe:
         raise PromptFedError(f"{folder} holds no run: recipe.toml is missing.")
     if not (folder / names.SUMMARY).is_file():
         command = "promptfed sites run" if over_sites(folder) else "promptfed run"
-        raise PromptFedError(f"{folder} is not finished; go on with {command} --resume {folder}.")
+        raise PromptFedError(f"{folder} is not finished; resume it with {command} --resume {folder}.")
     recipe = config.load_one(str(folder / names.RECIPE))
     config.check_device(device or recipe.device)
     return recipe
