@@ -77,7 +77,7 @@ def test_an_uploaded_word_shows_whose_it_is(tmp_path: Path) -> None:
     after = content(folder)
     assert json.loads(after.pop("audit.json")) == found
     assert after == before
-    assert sentences(found)[1] == "100 % of answers are matched to their client, by chance 33 %."
+    assert sentences(found)[1] == "100 % of uploads are matched to their client, against 33 % by chance."
     assert sentences(found)[2].startswith("Note: 2 images in 3 features")
 
 
@@ -91,7 +91,7 @@ def test_prototypes_are_listed_among_what_is_sent(tmp_path: Path) -> None:
 
 def test_where_nothing_is_sent_there_is_nothing_to_attack(tmp_path: Path) -> None:
     found = audit(open_run(inverted("ti-local", tmp_path)), ATTACK)
-    assert sentences(found) == ["There is nothing to attack: clients of this method send nothing."]
+    assert sentences(found) == ["Nothing to attack: clients of this method send nothing."]
 
 
 def test_secure_aggregation_shows_the_mean_alone(tmp_path: Path) -> None:

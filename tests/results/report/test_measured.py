@@ -134,8 +134,11 @@ def test_pictures_of_what_was_sent(make_run: MakeRun) -> None:
     (figure,) = shown(make_run("a"), PICTURES)
     assert texts(figure.table) == [["0", "0.900", "0.500", "3.00", "8"], ["1", "0.700", "–", "5.00", "1"]]
     assert "after round 6, by a server that follows the protocol." in figure.caption
-    assert "is alike 0.800, of another client's 0.500; FID 4.00 (clip <b>)." in figure.caption
-    assert "100 % of answers are matched to their client, by chance 50 %." in figure.caption
+    assert (
+        "cosine with the nearest of the client's own images 0.800, with another client's 0.500; FID 4.00 (clip <b>)."
+        in figure.caption
+    )
+    assert "100 % of uploads are matched to their client, against 50 % by chance." in figure.caption
     assert figure.caption.endswith(f"Note: {FEW}. Note: 1 image has no spread.")
     assert "upper bound" not in figure.caption
 
@@ -157,8 +160,8 @@ def test_classes_inferred_beside_those_held(make_run: MakeRun) -> None:
 def test_nothing_to_attack_is_said(make_run: MakeRun) -> None:
     (figure,) = shown(make_run("a"), NOTHING)
     assert figure.table is None
-    assert "There is nothing to attack: clients send nothing." in figure.wide
-    assert sentences(NOTHING) == ["There is nothing to attack: clients send nothing."]
+    assert "Nothing to attack: clients send nothing." in figure.wide
+    assert sentences(NOTHING) == ["Nothing to attack: clients send nothing."]
 
 
 def test_several_methods_and_seeds_are_named(make_run: MakeRun) -> None:

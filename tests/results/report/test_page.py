@@ -41,18 +41,18 @@ def test_several_runs_report_in_their_common_parent(make_run: MakeRun, tmp_path:
 def test_the_page_says_which_accuracy_is_adapted(make_run: MakeRun) -> None:
     adapting, other = make_run("a", method="pfedpg", level=0.2, adapted=0.9), make_run("b", method="fedavg", level=0.7)
     page = read(write_report([adapting]))
-    assert "89.50 % after its own adaptation; as received 19.50 %, at best 19.50 % in round 6" in page.text
-    assert "in the last evaluation, of pfedpg after the method's own adaptation." in page.text
-    assert "After the method's own adaptation, in the end, pfedpg is in the table and not drawn here." in page.text
-    assert "In this report that is so of pfedpg." in page.text
+    assert "89.50 % after adaptation; as received 19.50 %, at best 19.50 % in round 6" in page.text
+    assert "in the last evaluation; for pfedpg, after adaptation." in page.text
+    assert "The final accuracy of pfedpg, after adaptation, is only in the table." in page.text
+    assert "In this report that applies to pfedpg." in page.text
     assert "Unless said otherwise" not in page.text
     both = read(write_report([other, adapting]))
-    assert "89.50 % best of all: pfedpg, seed 0, after its own adaptation" in both.text
-    assert "Accuracy of pfedpg: after the method's own adaptation." in both.text
+    assert "89.50 % best of all: pfedpg, seed 0, after adaptation" in both.text
+    assert "Accuracy of pfedpg: after adaptation." in both.text
     plain = read(write_report([other])).text
     assert "69.50 % best 69.50 % in round 6" in plain
-    assert "own adaptation." not in plain
-    assert "No accuracy in this report is of an adapted model." in plain
+    assert "after adaptation" not in plain
+    assert "No method in this report adapts." in plain
 
 
 def test_newcomers_stand_beside_founders(make_run: MakeRun) -> None:
@@ -61,11 +61,11 @@ def test_newcomers_stand_beside_founders(make_run: MakeRun) -> None:
     page = read(write_report([late]))
     assert "Newcomers 69.00 % joined in round 7; founders 79.50 %" in page.text
     assert page.text.count("newcomers join") == 3, "in the drawings for wide and narrow pages, and under them"
-    assert "newcomers join in round 7; from there on they count too" in page.text
+    assert "newcomers join in round 7 and count from then on." in page.text
     assert "Newcomers and founders" in page.text
     both = read(write_report([late, other]))
     assert "Newcomers 69.00 % best of all: pfedpt; founders 79.50 %" in both.text
-    assert "newcomers join in round 7; from" in both.text
+    assert "newcomers join in round 7 and count" in both.text
     some = read(write_report([late, make_run("c", method="local", clients=6)]))
     assert "newcomers join in round 7 of pfedpt; from" in some.text
     plain = read(write_report([make_run("d")])).text
@@ -134,7 +134,7 @@ def test_prompts_are_captioned_by_client_and_classes(make_run: MakeRun) -> None:
     page = read(write_report([make_run("a", pictures=2)]))
     assert "client 1 Trouser, Pullover, Dress" in page.text
     many = read(write_report([make_run("b", pictures=26, clients=26)]))
-    assert "2 more in the run folder" in many.text
+    assert "2 more are in the run folder" in many.text
 
 
 def test_settings_that_differ_have_figures_of_their_own(make_run: MakeRun) -> None:
@@ -168,13 +168,13 @@ def test_what_a_method_shows_of_its_clients_is_drawn(make_run: MakeRun) -> None:
 def test_clients_of_one_domain_are_coloured_by_class(make_run: MakeRun) -> None:
     page = read(write_report([make_run("a", clients=4, domains=1)]))
     assert "colours: the client's most frequent class." in page.text
-    assert "What sets the clients apart T-shirt/top Trouser Pullover Dress Prompt similarity" in page.text
+    assert "How the clients differ T-shirt/top Trouser Pullover Dress Prompt similarity" in page.text
     assert "different domains" not in page.text
 
 
 def test_only_the_first_clients_are_drawn_and_it_says_so(make_run: MakeRun) -> None:
     page = read(write_report([make_run("a", clients=70, domains=2), make_run("b", clients=70, method="fedavg")]))
-    assert "What sets the clients apart pfedpt studio street Prompt similarity" in page.text
+    assert "How the clients differ pfedpt studio street Prompt similarity" in page.text
     assert "The first 64 of 70 clients, in the order of their groups" in page.text
     assert "A number names its client" not in page.text
 
@@ -246,7 +246,7 @@ def test_mistakes_are_sentences(make_run: MakeRun, tmp_path: Path) -> None:
     folder = make_run("a")
     with pytest.raises(PromptFedError, match="at least one run folder"):
         write_report([])
-    with pytest.raises(PromptFedError, match="a folder; name a file"):
+    with pytest.raises(PromptFedError, match="which is a folder; give a file"):
         write_report([folder], tmp_path)
     with pytest.raises(PromptFedError, match="cannot be written to"):
         write_report([folder], folder / "recipe.toml" / "report.html")

@@ -1,4 +1,4 @@
-"""Runs as papers print them: methods down, settings across, one accuracy in every cell."""
+"""Compare runs as papers do: methods down, settings across, one accuracy in every cell."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from promptfed.results.report.tables import ACCURACIES
 
 @dataclass(frozen=True)
 class PaperPlace:
-    """Where a paper's table has a run, by the titles of row and column, and what the paper printed there."""
+    """A run's place in a paper's table: the titles of its row and column, and the number printed there."""
 
     row: str
     column: str
@@ -22,7 +22,7 @@ class PaperPlace:
 
 @dataclass(frozen=True)
 class PaperLayout:
-    """A paper's table as far as runs stand in it: its titles in their order, and the place of every run by folder."""
+    """The titles of a paper's table in order, and the places of the runs in it by folder."""
 
     rows: tuple[str, ...]
     columns: tuple[str, ...]
@@ -33,7 +33,7 @@ NO_PAPER = PaperLayout((), (), {})
 
 
 def across(runs: Sequence[RunFolder], measure: str = "mean", paper: PaperLayout = NO_PAPER) -> Table:
-    """Return one row per method and one column per setting, seeds pooled as mean ± std, and the paper's in brackets."""
+    """Return one row per method and one column per setting: mean ± std over seeds, the paper's number in brackets."""
     if measure not in ACCURACIES:
         raise choice("measure", measure, ACCURACIES)
     groups = group_runs(runs)
@@ -59,7 +59,7 @@ def across(runs: Sequence[RunFolder], measure: str = "mean", paper: PaperLayout 
 
 
 def _spots(groups: Sequence[RunGroup], places: Sequence[PaperPlace | None], measure: str) -> list[tuple[str, str]]:
-    """Return row and column of every group: the paper's titles where its table has the group, else their own names."""
+    """Return the row and column of every group: the paper's titles if its table has the group, else our own names."""
     known = {group.setting: place.column for group, place in zip(groups, places, strict=True) if place}
     titles = dict(zip((group.setting for group in groups), _titles(groups, measure), strict=True)) | known
     rows = [
@@ -67,7 +67,7 @@ def _spots(groups: Sequence[RunGroup], places: Sequence[PaperPlace | None], meas
         for group, place in zip(groups, places, strict=True)
     ]
     columns = [titles[group.setting] for group in groups]
-    for more in (lambda group: group.label, lambda group: str(group.runs[0].path)):  # what may tell namesakes apart
+    for more in (lambda group: group.label, lambda group: str(group.runs[0].path)):  # what makes equal names distinct
         spots = list(zip(rows, columns, strict=True))
         crowded = {row for row, column in spots if spots.count((row, column)) > 1}
         rows = [f"{row} [{more(group)}]" if row in crowded else row for row, group in zip(rows, groups, strict=True)]
@@ -75,7 +75,7 @@ def _spots(groups: Sequence[RunGroup], places: Sequence[PaperPlace | None], meas
 
 
 def _titles(groups: Sequence[RunGroup], measure: str) -> list[str]:
-    """Name every group's setting by that in which settings differ; a single one is what is measured in it."""
+    """Name every group's setting by what differs between settings; a single setting is named after the measure."""
     settings = [group.setting for group in groups]
     parts = [(one.dataset, one.partition, one.backbone, f"{one.clients} clients") for one in settings]
     telling = [number for number, values in enumerate(zip(*parts, strict=True)) if len(set(values)) > 1]
@@ -83,7 +83,7 @@ def _titles(groups: Sequence[RunGroup], measure: str) -> list[str]:
 
 
 def _ordered(names: Sequence[str], titles: Sequence[str | None], first: Sequence[str]) -> list[str]:
-    """Return every name once: those with the paper's titles in its order, then the others in theirs."""
+    """Return every name once: first those with the paper's titles, in its order, then the others."""
     ranks: dict[str, int] = {}
     for name, title in zip(names, titles, strict=True):
         rank = first.index(title) if title in first else len(first)
@@ -94,7 +94,7 @@ def _ordered(names: Sequence[str], titles: Sequence[str | None], first: Sequence
 def _column(
     column: str, groups: Mapping[str, RunGroup], rows: Sequence[str], measure: str, paper: PaperLayout
 ) -> list[Cell]:
-    """Return a column's cells; the best finished one is marked where there is a choice."""
+    """Return a column's cells; the best finished one is marked if they differ."""
     filled = {row: ACCURACIES[measure].fill(group) for row, group in groups.items()}
     ranks = {row: rank for row, (_, rank) in filled.items() if rank is not None and groups[row].finished}
     cells = []

@@ -1,4 +1,4 @@
-"""Figures of clients as hand-made SVG text: bars, heat maps, shaded cells, and points in the plane.
+"""Figures of clients as SVG text: bars, heat maps, shaded cells, and points in the plane.
 
 Each function takes plain values and a width, and returns one `<svg>`.
 """
@@ -36,7 +36,7 @@ MOST_NAMES = 32
 
 @dataclass(frozen=True)
 class Bars:
-    """One value per client; None where a client has nothing to measure."""
+    """One value per client; None for a client without test images."""
 
     label: str
     values: tuple[float | None, ...]
@@ -45,7 +45,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Head:
-    """The name of a row, a column or a point, and the group it belongs to, if any, by series and name."""
+    """The name of a row, column or point, and the series and name of its group, if it has one."""
 
     name: str
     series: int | None = None
@@ -75,7 +75,7 @@ def client_chart(series: Sequence[Bars], *, width: int, title: str) -> str:
 def heat_map(
     rows: Sequence[str], columns: Sequence[Sequence[int]], *, width: int, title: str, noun: str = "images"
 ) -> str:
-    """Clients across, classes (or domains) down; a circle's area, or where it would be tiny a shade, shows how many."""
+    """Clients across, classes or domains down; the area of a circle, or the shade of a narrow cell, is the count."""
     letters = 14 if width > 500 else 10
     left = min(max((len(name) for name in rows), default=0), letters) * 7 + 14
     slot = (width - left - 8) / max(1, len(columns))
@@ -90,8 +90,8 @@ def heat_map(
         for index, count in enumerate(column):
             if count:
                 middle = (left + (client + 0.5) * slot, frame.top + (index + 0.5) * pitch)
-                told = f"client {client}, {rows[index]}: {count:,} {noun}" if marks <= MOST_TOOLTIPS else ""
-                parts.append(_mark(middle, slot, pitch, count / most, told))
+                tip = f"client {client}, {rows[index]}: {count:,} {noun}" if marks <= MOST_TOOLTIPS else ""
+                parts.append(_mark(middle, slot, pitch, count / most, tip))
     desc = f"{len(columns)} clients, {len(rows)} rows; the largest mark is {most:,} {noun}"
     return document(frame, title, desc, parts)
 
@@ -100,7 +100,7 @@ def cell_chart(
     rows: Sequence[Head],
     columns: Sequence[Head],
     values: Sequence[Sequence[float]],
-    told: Callable[[int, int], tuple[str, str]],
+    describe: Callable[[int, int], tuple[str, str]],
     *,
     width: int,
     title: str,
@@ -108,7 +108,7 @@ def cell_chart(
 ) -> str:
     """Clients across, each with the strip of its group; cells shaded from -1 (one colour) over 0 to 1 (the other).
 
-    `told(row, column)` gives a cell's number as written in it where it fits, and its tooltip.
+    `describe(row, column)` returns a cell's number, which is written in it if it fits, and its tooltip.
     """
     square = rows == columns
     slot = min((width - 50) / len(columns), LARGEST_CELL)
@@ -121,7 +121,7 @@ def cell_chart(
     for i in range(len(rows)):
         for j in range(len(columns)):
             corner = (frame.left + j * slot, frame.top + i * pitch)
-            number, tip = told(i, j)
+            number, tip = describe(i, j)
             parts.append(_cell(corner, (slot, pitch), values[i][j], number, "" if many else tip))
     if square:
         parts += [_block(first, size, slot, frame) for first, size in _blocks(rows) if size < len(rows)]
@@ -132,7 +132,7 @@ def cell_chart(
 
 
 def point_map(heads: Sequence[Head], points: Sequence[Point], *, width: int, title: str) -> str:
-    """Points in the plane, colour and shape by group, named where there is room; one scale for both axes."""
+    """Points in the plane, coloured and shaped by group, named if there is room; one scale for both axes."""
     frame = Frame(width, 0.88 * width, left=2, right=2, top=26, bottom=2)
     inner = frame.height - frame.top - frame.bottom
     xs, ys = [x for x, _ in points], [y for _, y in points]
@@ -157,7 +157,7 @@ def point_map(heads: Sequence[Head], points: Sequence[Point], *, width: int, tit
 
 
 def _client_ticks(count: int, slot: float, frame: Frame) -> str:
-    """Client numbers under their columns, thinned where they would touch."""
+    """Client numbers under their columns, only some of them if space is short."""
     every = next(step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500, 10**9) if step * slot >= 22)
     foot = frame.height - frame.bottom + 17
     ticks = [
@@ -169,7 +169,7 @@ def _client_ticks(count: int, slot: float, frame: Frame) -> str:
 
 
 def _sorted_curves(series: Sequence[Bars], width: int, title: str) -> str:
-    """For many clients: the accuracy that a given share of the clients stays below."""
+    """For many clients: their accuracies sorted from worst to best."""
     lines = []
     for one in series:
         values = sorted(value for value in one.values if value is not None)
@@ -182,23 +182,23 @@ def _sorted_curves(series: Sequence[Bars], width: int, title: str) -> str:
 
 
 def _bar(one: Bars, client: int, value: float | None, left: float, width: float, up: Axis) -> str:
-    """One client's bar; a dash on the ground where there is nothing to measure."""
-    told = f"{escape(one.label)}, client {client}: " + ("no test images" if value is None else f"{value:.2f}%")
+    """One client's bar; a dash on the axis for a client without test images."""
+    tip = f"{escape(one.label)}, client {client}: " + ("no test images" if value is None else f"{value:.2f}%")
     top = up.start - 1 if value is None else up.at(value)
     gap = min(1.0, width / 5)
     shape = f'x="{n(left + gap / 2)}" y="{n(top)}" width="{width - gap:.2f}" height="{n(max(0.5, up.start - top))}"'
     kind = "none" if value is None else series_class(one.colour)
-    return f'<rect class="bar {kind}" {shape} rx="{1.5 if width > 6 else 0}"><title>{told}</title></rect>'
+    return f'<rect class="bar {kind}" {shape} rx="{1.5 if width > 6 else 0}"><title>{tip}</title></rect>'
 
 
 def _extent(values: Sequence[float | None]) -> str:
-    """From the worst to the best, in words."""
+    """The range from worst to best, in words."""
     known = [value for value in values if value is not None]
     return f"{min(known):.1f} to {max(known):.1f} percent" if known else "nothing measured"
 
 
 def _row_name(name: str, letters: int, frame: Frame, pitch: float, index: int) -> str:
-    """A row's name, cut to fit, whole in its tooltip."""
+    """A row's name, shortened to fit; its tooltip has it in full."""
     shown = cut(name, letters)
     y = n(frame.top + (index + 0.5) * pitch)
     text = f'<text class="tick end" x="{n(frame.left - 8)}" y="{y}" dy=".34em">{escape(shown)}'
@@ -206,19 +206,19 @@ def _row_name(name: str, letters: int, frame: Frame, pitch: float, index: int) -
     return f"{hair}{text}<title>{escape(name)}</title></text>"
 
 
-def _mark(middle: Point, slot: float, pitch: float, share: float, told: str) -> str:
-    """A circle whose area is the share, or a shaded cell where columns are too narrow for circles."""
-    tip = f"<title>{escape(told)}</title>" if told else ""
+def _mark(middle: Point, slot: float, pitch: float, share: float, tip: str) -> str:
+    """A circle whose area is the share, or a shaded cell if columns are too narrow for circles."""
+    title = f"<title>{escape(tip)}</title>" if tip else ""
     x, y = middle
     if slot < 7:
         box = f'x="{x - slot / 2:.2f}" y="{n(y - pitch / 2 + 1)}" width="{slot:.2f}" height="{n(pitch - 2)}"'
-        return f'<rect class="mark s0" {box} fill-opacity="{0.15 + 0.85 * math.sqrt(share):.2f}">{tip}</rect>'
+        return f'<rect class="mark s0" {box} fill-opacity="{0.15 + 0.85 * math.sqrt(share):.2f}">{title}</rect>'
     radius = max(1.0, 0.47 * min(slot, pitch) * math.sqrt(share))
-    return f'<circle class="mark s0" cx="{n(x)}" cy="{n(y)}" r="{radius:.2f}">{tip}</circle>'
+    return f'<circle class="mark s0" cx="{n(x)}" cy="{n(y)}" r="{radius:.2f}">{title}</circle>'
 
 
 def _cell_heads(heads: Sequence[Head], step: float, frame: Frame, *, down: bool) -> str:
-    """The names along one side, thinned where they would touch, and the strip of their groups' colours."""
+    """The names along one side, only some if space is short, and the strip of their groups' colours."""
     every = math.ceil((13 if down else 21) / step)
     parts = []
     for index, head in enumerate(heads):
@@ -239,7 +239,7 @@ def _cell_heads(heads: Sequence[Head], step: float, frame: Frame, *, down: bool)
 
 
 def _cell(corner: Point, size: Point, value: float, number: str, tip: str) -> str:
-    """One shaded cell, with a hairline of paper beside it where there is room."""
+    """One shaded cell, with a thin gap beside it if there is room."""
     gap = 1.0 if min(size) >= 10 else 0.0
     shape = f'x="{corner[0]:.2f}" y="{corner[1]:.2f}" width="{size[0] - gap:.2f}" height="{size[1] - gap:.2f}"'
     kind = f'class="cell {"more" if value >= 0 else "less"}"'
@@ -254,7 +254,7 @@ def _cell(corner: Point, size: Point, value: float, number: str, tip: str) -> st
 
 
 def _blocks(heads: Sequence[Head]) -> list[tuple[int, int]]:
-    """Neighbours of one group, as (first, how many), where there are at least two."""
+    """Runs of at least two neighbours of one group, as (first, count)."""
     found: list[tuple[int, int]] = []
     first = 0
     for index in range(1, len(heads) + 1):
@@ -272,7 +272,7 @@ def _block(first: int, size: int, slot: float, frame: Frame) -> str:
 
 
 def _scale(left: float, y: float, ends: tuple[str, str]) -> str:
-    """The shades from -1 to 1 between the names of their ends."""
+    """The scale of shades from -1 to 1, with both ends named."""
     start = left + 6.6 * len(ends[0]) + 8
     parts = [f'<text class="tick end" x="{n(start - 8)}" y="{n(y)}">{escape(ends[0])}</text>']
     for step in range(-5, 6):

@@ -1,4 +1,4 @@
-"""What FedAPT's keys make of the domains: who is taken for whom, how right each key is, and which key an image gets."""
+"""How a method's keys fit the domains: confusion of domains, accuracy under each key, and example images."""
 
 import json
 import math
@@ -31,7 +31,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Domains:
-    """Test images by domain: how many there are, got each key, are right under it, and are right under their own."""
+    """Test images by domain: how many there are, get each key, are right under it, and under the key they get."""
 
     domains: tuple[str, ...]
     keys: tuple[str, ...]
@@ -48,11 +48,11 @@ class Domains:
 
 
 def read_domains(folder: Path) -> Domains | None:
-    """Read a run folder's domains.json; None where there is none, or none that can be drawn."""
+    """Read a run folder's domains.json; None if it is missing or cannot be drawn."""
     try:
         return _domains(json.loads((folder / names.DOMAINS).read_text(encoding="utf-8")), folder)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # a report is worth reading without it
+        return None  # the report is useful without it
 
 
 def _domains(raw: Mapping[str, Any], folder: Path) -> Domains:
@@ -73,20 +73,20 @@ def _domains(raw: Mapping[str, Any], folder: Path) -> Domains:
     )
     whole = len(found.count) == len(found.correct) == len(found.shown) == len(rows) > 0
     if not (whole and min(found.count) > 0):
-        raise ValueError("its parts do not fit")
+        raise ValueError("its parts do not fit together")
     return found
 
 
 def _numbers(raw: Any, rows: int, columns: int) -> CountRows:
     found = tuple(tuple(int(value) for value in row) for row in raw)
     if len(found) != rows or not columns or any(len(row) != columns for row in found):
-        raise ValueError("its parts do not fit")
+        raise ValueError("its parts do not fit together")
     return found
 
 
 def draw(groups: Sequence[RunGroup], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
     """Draw the three figures of each group's first run that has keys."""
-    del colours  # here they tell keys apart, not methods
+    del colours  # here colours are for keys, not for methods
     for group in groups:
         found = read_domains(group.runs[0].path)
         if found is not None:
@@ -100,7 +100,7 @@ def draw(groups: Sequence[RunGroup], colours: Mapping[str, int], where: str) -> 
 def _confusion(found: Domains, where: str) -> Figure:
     """Draw which domain's key the images of each domain get."""
 
-    def told(domain: int, key: int) -> tuple[float, str, str]:
+    def describe(domain: int, key: int) -> tuple[float, str, str]:
         value, many = found.share(found.chosen, domain, key), found.chosen[domain][key]
         tip = f"{found.domains[domain]}: {many:,} of {found.count[domain]:,} images get the key of {found.keys[key]}"
         return value / 100, f"{value:.0f}", tip
@@ -115,13 +115,13 @@ def _confusion(found: Domains, where: str) -> Figure:
         caption += f" It knows the domain of {100 * right / total:.1f} % of the images."
     if len(own) < len(found.domains):
         caption += " A domain without clients has no key of its own."
-    return Figure(Markup(_grid(found, "Domain classifier", told)), Markup(), (), caption)
+    return Figure(Markup(_grid(found, "Domain classifier", describe)), Markup(), (), caption)
 
 
 def _accuracies(found: Domains, where: str) -> Figure:
-    """Draw how right the one model is on every domain under every key; each domain's row has its own scale."""
+    """Draw the accuracy of the one model on every domain under every key; each domain's row has its own scale."""
 
-    def told(domain: int, key: int) -> tuple[float, str, str]:
+    def describe(domain: int, key: int) -> tuple[float, str, str]:
         row = [found.share(found.right, domain, other) for other in range(len(found.keys))]
         low, high = min(row), max(row)
         tip = f"{found.domains[domain]} under the key of {found.keys[key]}: {row[key]:.2f} % right"
@@ -141,10 +141,10 @@ def _accuracies(found: Domains, where: str) -> Figure:
         f"cell of a row is that domain's best key, its own in {sum(own)} of {len(own)} domains that have one. "
         f"With the keys that each image chooses, mixed by fast inference: {each}."
     )
-    return Figure(Markup(_grid(found, "Accuracy under each key", told)), Markup(), (), caption)
+    return Figure(Markup(_grid(found, "Accuracy under each key", describe)), Markup(), (), caption)
 
 
-def _grid(found: Domains, title: str, told: Callable[[int, int], tuple[float, str, str]]) -> str:
+def _grid(found: Domains, title: str, describe: Callable[[int, int], tuple[float, str, str]]) -> str:
     """Draw domains down and keys across, each cell with its shade, number and tooltip."""
     left = 8 + 7 * max(len(cut(name, LETTERS)) for name in found.domains)
     slot = min((SQUARE - left - 4) / len(found.keys), 64.0)
@@ -164,7 +164,7 @@ def _grid(found: Domains, title: str, told: Callable[[int, int], tuple[float, st
         label = f"{escape(cut(name, LETTERS))}<title>{escape(name)}</title>"
         parts.append(f'<text class="tick end" x="{n(left - 6)}" y="{n(top + pitch / 2)}" dy=".34em">{label}</text>')
         for key in range(len(found.keys)):
-            shade, number, tip = told(domain, key)
+            shade, number, tip = describe(domain, key)
             x, wide, high = left + key * slot, slot - 1, pitch - 1
             box = f'x="{x:.2f}" y="{top:.2f}" width="{wide:.2f}" height="{high:.2f}"'
             middle = f'x="{n(x + wide / 2)}" y="{n(top + high / 2)}" dy=".34em"'

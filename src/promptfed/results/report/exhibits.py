@@ -1,4 +1,4 @@
-"""What a method shows of its clients: how alike their prompts are, where their descriptors lie, what they attend to."""
+"""What a method shows of its clients: similarity of prompts, a map of descriptors, attention over basis prompts."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ MOST_GROUPS = 24
 
 
 def exhibit(group: RunGroup) -> dict[str, Any]:
-    """What a method shows of its clients, of the group's first run; or why it cannot be shown."""
+    """Return what a method shows of its clients in the group's first run, or why it cannot be shown."""
     run = group.runs[0]
     shown = run.figures
     if shown is None:
@@ -43,7 +43,7 @@ def _several_domains(figures: Figures) -> bool:
 
 
 def _heads(figures: Figures, partition: Holdings | None) -> list[Head]:
-    """Each client with its group: its domain where there are several, else its most frequent class."""
+    """Return each client with its group: its domain if there are several, else its most frequent class."""
     if _several_domains(figures):
         noun, numbers, names = "domain", figures.domains, figures.domain_names
     else:
@@ -58,17 +58,17 @@ def _heads(figures: Figures, partition: Holdings | None) -> list[Head]:
 def _likeness(
     figures: Figures, found: PromptSimilarity, heads: Sequence[Head], order: Sequence[int]
 ) -> Iterable[Figure]:
-    """The likeness of the clients' prompts beside the distance of their labels, both purple where clients agree."""
+    """Draw the similarity of the clients' prompts and the distance of their labels, both purple if clients agree."""
     ordered = [heads[client] for client in order]
     pairs = [(a, b) for a in range(len(heads)) for b in range(a)]
     cosines = [found.cosine[a][b] for a, b in pairs]
 
-    def told_prompts(i: int, j: int) -> tuple[str, str]:
+    def describe_prompts(i: int, j: int) -> tuple[str, str]:
         a, b = order[i], order[j]
         value, whole = found.centred[a][b], found.cosine[a][b]
         return f"{value:.2f}", f"clients {a} and {b}: {value:.3f}; with the mean prompt {whole:.4f}"
 
-    def told_labels(i: int, j: int) -> tuple[str, str]:
+    def describe_labels(i: int, j: int) -> tuple[str, str]:
         a, b = order[i], order[j]
         same = "the same domain" if figures.domains[a] == figures.domains[b] else "different domains"
         value = found.label_distance[a][b]
@@ -76,33 +76,33 @@ def _likeness(
 
     alike = [[found.centred[a][b] for b in order] for a in order]
     drawn = cell_chart(
-        ordered, ordered, alike, told_prompts, width=SQUARE, title="Prompt similarity",
+        ordered, ordered, alike, describe_prompts, width=SQUARE, title="Prompt similarity",
         ends=("−1 opposite", "1 same direction"),
     )  # fmt: skip
     caption = (
-        "How alike the clients' prompts are: the cosine of any two, the mean prompt removed. With it they range from "
-        f"{min(cosines):.3f} to {max(cosines):.3f}; the prompts lie {100 * found.spread:.3g} % of the mean prompt's "
-        "length away from it."
+        "How similar the clients' prompts are: the cosine of any two without the mean prompt. With it, cosines range "
+        f"from {min(cosines):.3f} to {max(cosines):.3f}; the prompts' distance from the mean prompt is on average "
+        f"{100 * found.spread:.3g} % of its length."
     )
     yield Figure(Markup(drawn), Markup(), (), caption)
     near = [[1 - 2 * found.label_distance[a][b] for b in order] for a in order]
     drawn = cell_chart(
-        ordered, ordered, near, told_labels, width=SQUARE, title="Label distance",
+        ordered, ordered, near, describe_labels, width=SQUARE, title="Label distance",
         ends=("1 no class shared", "0 the same"),
     )  # fmt: skip
-    caption = "How far apart the clients' labels are: the total variation between the shares of their classes."
+    caption = "How much the clients' labels differ: the total variation between their class shares."
     yield Figure(Markup(drawn), Markup(), (), caption + _correlations(found))
 
 
 def _correlations(found: PromptSimilarity) -> str:
-    """Whether like clients have like prompts, in one number for the labels and one for the domains."""
-    known = {"the distance of labels": found.label_correlation, "being of different domains": found.domain_correlation}
-    told = [f"{_signed(value)} with {what}" for what, value in known.items() if value is not None]
-    if not told:
+    """Say whether similar clients have similar prompts: one number for the labels and one for the domains."""
+    known = {"label distance": found.label_correlation, "a difference of domain": found.domain_correlation}
+    shown = [f"{_signed(value)} with {what}" for what, value in known.items() if value is not None]
+    if not shown:
         return ""
     return (
-        f" Rank correlation of the likeness of prompts: {' and '.join(told)}; "
-        "below zero, clients with like images have like prompts."
+        f" Rank correlation of prompt similarity: {' and '.join(shown)}; "
+        "below zero, clients with similar images have similar prompts."
     )
 
 
@@ -123,24 +123,24 @@ def _places(found: DescriptorMap, heads: Sequence[Head]) -> Figure:
 
 
 def _attention(found: ClientMatrix, heads: Sequence[Head], order: Sequence[int]) -> Figure:
-    """How each client weighs the basis; blank is even, and differences below a tenth of that stay pale."""
+    """Draw each client's weights over the basis prompts; even weights are blank, small differences pale."""
     count = len(found[0])
     even = 1 / count
     reach = max(even / 10, *(abs(value - even) for row in found for value in row))
     values = [[(found[client][k] - even) / reach for client in order] for k in range(count)]
 
-    def told(k: int, j: int) -> tuple[str, str]:
+    def describe(k: int, j: int) -> tuple[str, str]:
         value = found[order[j]][k]
         return f"{value:.2f}", f"client {order[j]}, basis prompt {k}: {value:.4f}, {value / even:.2f} times even"
 
     ends = ("less", f"{even + reach:.3g}")
     drawn = cell_chart(
-        [Head(str(k)) for k in range(count)], [heads[client] for client in order], values, told,
+        [Head(str(k)) for k in range(count)], [heads[client] for client in order], values, describe,
         width=SQUARE, title="Attention over the basis prompts", ends=ends,
     )  # fmt: skip
     weights = [value for row in found for value in row]
     caption = (
-        f"How much of each basis prompt a client asks for, from {min(weights):.3g} to {max(weights):.3g}. "
+        f"The weight a client gives to each basis prompt, from {min(weights):.3g} to {max(weights):.3g}. "
         f"Blank: {even:.3g}, an even share."
     )
     return Figure(Markup(drawn), Markup(), (), caption)

@@ -1,4 +1,4 @@
-"""A figure of the report: its drawing, drawings or table, its legend, and what one sees in it."""
+"""A figure of the report: its drawings or table, its legend and its caption."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ from markupsafe import Markup
 
 from promptfed.results.report.table import Table
 
-# Drawn twice at these widths, so that text keeps its size on a desk and on a phone.
+# Drawn at two widths, so that text has the same size on a desktop and on a phone.
 WIDE, NARROW, SMALL = 960, 380, 460
-# Two of these stand side by side on a desk and one fills a phone, so once is enough.
+# Two of these fit side by side on a desktop and one fills a phone, so one drawing is enough.
 SQUARE = 400
 
 Chart = Callable[[int], str]
@@ -26,10 +26,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing for wide pages, one for narrow pages (or one for both), its legend and what one sees in it.
-
-    In place of drawings there may be a table.
-    """
+    """A drawing for wide pages and one for narrow pages (or one for both), or a table; with its legend and caption."""
 
     wide: Markup
     narrow: Markup

@@ -1,4 +1,4 @@
-"""Which runs are one row: those that differ in their seed alone; and what tells rows of one name apart."""
+"""Group runs that differ only in their seed into one row, and give every row a distinct label."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from promptfed.results.recipe_keys import REPEATED
 # Keys that a table shows anyway.
 _SHOWN = {"clients", "rounds"}
 _OWN_TABLES = ("data", "partition", "backbone")
-# a run without [guards] is one whose guards are all off, and what else they are set to means nothing there
+# a run without [guards] equals one whose guards are all off, whatever their other settings
 GUARDS_OFF = {"guards.robust": "mean", "guards.clip": "0.0", "guards.noise": "0.0", "guards.secure": "False"}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What runs must share before it is fair to compare their numbers."""
+    """What runs must have in common for a fair comparison."""
 
     dataset: str
     partition: str
@@ -38,19 +38,19 @@ class RunGroup:
 
     @property
     def finished(self) -> bool:
-        """Whether the runs have their summaries; a group never mixes the two."""
+        """Whether the runs are finished; a group never mixes finished and unfinished runs."""
         return self.runs[0].finished
 
     @property
     def adapts(self) -> bool:
-        """Whether the scores are of models that the method adapted in the end, not of those that clients received."""
+        """Whether the scores are of models that the method adapted at the end, not of those that clients received."""
         return any(run.adapts for run in self.runs)
 
 
 def group_runs(runs: Sequence[RunFolder]) -> tuple[RunGroup, ...]:
-    """Pool runs that differ only in seed; not the unfinished with the finished, nor repetitions of one seed."""
+    """Pool runs that differ only in their seed, but neither finished with unfinished runs nor runs of the same seed."""
     if not runs:
-        raise PromptFedError("There is no run to compare; give at least one run folder.")
+        raise PromptFedError("No run to compare; give at least one run folder.")
     pools: dict[tuple[str, bool, int], list[RunFolder]] = {}
     for run in runs:
         recipe, copy = repr(sorted(flat(run.recipe).items())), 0
@@ -71,7 +71,7 @@ def group_runs(runs: Sequence[RunFolder]) -> tuple[RunGroup, ...]:
 
 
 def flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """The recipe as dotted keys, without those in which runs of one row may differ."""
+    """Return the recipe under dotted keys, without the keys in which runs of one row may differ."""
     found: dict[str, str] = {}
     for key, value in recipe.items():
         if isinstance(value, Mapping):
@@ -82,26 +82,26 @@ def flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _named(names: Sequence[str], runs: Sequence[RunFolder], part: str) -> list[str]:
-    """Add to each name the settings of its part of the recipe in which it differs from its namesakes."""
+    """Add to each name the settings in which its part of the recipe differs from others of the same name."""
     recipes = [GUARDS_OFF | flat(run.recipe) for run in runs]
     texts = []
     for name, recipe in zip(names, recipes, strict=True):
         namesakes = [other for same, other in zip(names, recipes, strict=True) if same == name]
         keys = sorted({key for other in namesakes for key in other if _belongs(key, part)})
         odd = [key for key in keys if _differs(key, namesakes) and recipe.get(key) != GUARDS_OFF.get(key)]
-        told = ", ".join(f"{key.removeprefix(part + '.')}={recipe[key]}" for key in odd[:3])
-        texts.append(f"{name} ({told})" if told else name)
+        shown = ", ".join(f"{key.removeprefix(part + '.')}={recipe[key]}" for key in odd[:3])
+        texts.append(f"{name} ({shown})" if shown else name)
     return texts
 
 
 def _differs(key: str, recipes: Sequence[Mapping[str, str]]) -> bool:
-    """Whether a key tells recipes apart; what only guards that are on are set to, does so among those alone."""
+    """Return whether recipes differ in a key; settings of guards are compared only among recipes that have them."""
     values = {recipe.get(key) for recipe in recipes}
     return len(values - {None} if key.startswith("guards.") else values) > 1
 
 
 def _belongs(key: str, part: str) -> bool:
-    """Whether a recipe key tells namesakes of this part apart; the method answers for all that is left over."""
+    """Return whether a key belongs to this part of the recipe; the method takes all keys of no other part."""
     table, _, last = key.rpartition(".")
     if last in _SHOWN or key == f"{part}.name":
         return False
@@ -109,7 +109,7 @@ def _belongs(key: str, part: str) -> bool:
 
 
 def _distinct(labels: Sequence[str], settings: Sequence[Setting], runs: Sequence[RunFolder]) -> list[str]:
-    """Add the folder to labels that would name two rows of one setting alike."""
+    """Add the folder to labels that several rows of one setting would share."""
     rows = list(zip(labels, settings, strict=True))
     return [
         label if rows.count((label, setting)) == 1 else f"{label} [{run.path.name or run.path}]"

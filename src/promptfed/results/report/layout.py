@@ -1,4 +1,4 @@
-"""A table for the terminal: side by side, upright, or in parts below each other, so that no number is cut or folded."""
+"""Lay a table out for the terminal: as it is, transposed, or in parts, so that no number is cut or wrapped."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,25 +12,25 @@ from promptfed.results.report.table import Cell, Column, Table
 
 # What rich draws beside a column's text: a space on either side and a rule; one more rule closes the table.
 BESIDE, CLOSING = 3, 1
-# Names are folded, but not to a column narrower than this.
+# Names are wrapped, but never to a column narrower than this.
 LEAST_NAME = 12
 
 
 @dataclass(frozen=True)
 class _Grid:
-    """Headings and rows; text may be folded where room is short, and so may headings, but no number."""
+    """Headings and rows; text and headings may be wrapped if room is short, but numbers may not."""
 
     heads: tuple[str, ...]
-    right: tuple[bool, ...]  # columns that are flush right
+    right: tuple[bool, ...]  # columns that are right-aligned
     rows: tuple[tuple[Text, ...], ...]
     whole: tuple[tuple[bool, ...], ...]  # cells that stay on one line
 
     def natural(self) -> list[int]:
-        """Return the columns' widths with nothing folded."""
+        """Return the columns' widths without any wrapping."""
         return [max(map(cell_len, (head, *(row[i].plain for row in self.rows)))) for i, head in enumerate(self.heads)]
 
     def least(self) -> list[int]:
-        """Return the columns' widths with all folded that may be, at its spaces."""
+        """Return the columns' smallest widths, with everything wrapped that may be."""
         found = [_longest_word(head) for head in self.heads]
         for row, whole in zip(self.rows, self.whole, strict=True):
             needs = [
@@ -43,7 +43,7 @@ class _Grid:
         """Return the table with columns of these widths."""
         out = RichTable(caption=caption, caption_justify="left", header_style="")
         for head, right, width in zip(self.heads, self.right, widths, strict=True):
-            # Folding, unlike rich's ellipsis, loses nothing even on the narrowest of terminals.
+            # Unlike rich's ellipsis, wrapping loses nothing even on a very narrow terminal.
             out.add_column(Text(head), justify="right" if right else "left", width=width, overflow="fold")
         for row in self.rows:
             out.add_row(*row)
@@ -51,29 +51,29 @@ class _Grid:
 
 
 def to_rich(table: Table, width: int | None = None) -> RenderableType:
-    """Render for a terminal; a table wider than `width` is turned on its side, or split into parts below each other."""
+    """Render for a terminal; a table wider than `width` is transposed, or split into parts below each other."""
     flat = _flat(table.columns, table.rows)
     if width is None:
         return flat.drawn([None] * len(flat.heads), table.legend)
     if _total(flat.natural()) <= width:
         return flat.drawn(flat.natural(), table.legend)
-    upright = _upright(table)
-    natural, least = upright.natural(), upright.least()
+    transposed = _transposed(table)
+    natural, least = transposed.natural(), transposed.least()
     least[0] = natural[0]  # the measures' names
     if _total(least) <= width or len(table.rows) == 1:
-        return upright.drawn(_shared(least, natural, width), table.legend)
+        return transposed.drawn(_shared(least, natural, width), table.legend)
     return Group(*_parts(table, width), Text(table.legend, style="table.caption"))
 
 
 def _flat(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> _Grid:
-    """A row per row, as the table is."""
+    """Return the table as it is."""
     numeric = tuple(column.numeric for column in columns)
     shown = tuple(tuple(_text(cell) for cell in row) for row in rows)
     return _Grid(tuple(column.title for column in columns), numeric, shown, (numeric,) * len(shown))
 
 
-def _upright(table: Table) -> _Grid:
-    """A column per row."""
+def _transposed(table: Table) -> _Grid:
+    """Return the table transposed."""
     heads = (table.columns[0].title, *(row[0].text for row in table.rows))
     rows = tuple(
         (Text(column.title), *(_text(row[number]) for row in table.rows))
@@ -84,7 +84,7 @@ def _upright(table: Table) -> _Grid:
 
 
 def _parts(table: Table, width: int) -> list[RichTable]:
-    """As many columns at a time as there is room for, each time beside the rows' names."""
+    """Return the table in parts: as many columns as fit, each time beside the rows' names."""
     names, heads = _names(table)
     measures = _flat(table.columns[table.names :], [row[table.names :] for row in table.rows])
     natural = measures.natural()
@@ -111,7 +111,7 @@ def _parts(table: Table, width: int) -> list[RichTable]:
 
 
 def _names(table: Table) -> tuple[list[str], str]:
-    """What tells the rows apart in one text each, and its heading: pfedpt, office, 20 clients."""
+    """Return one name per row, such as "pfedpt, office, 20 clients", and their heading."""
     columns = table.columns[: table.names]
     names = [
         ", ".join(
@@ -124,7 +124,7 @@ def _names(table: Table) -> tuple[list[str], str]:
 
 
 def _shared(least: Sequence[int], natural: Sequence[int], width: int) -> list[int]:
-    """Each column's least width, and what room is left to the first that can use it; one too many is made narrower."""
+    """Return each column's least width, plus the remaining room for the first that can use it; the last may shrink."""
     left = width - _total(least)
     found = []
     for low, high in zip(least, natural, strict=True):

@@ -1,6 +1,6 @@
-"""What was measured on a finished run afterwards: the pictures of its words, and what a curious server learns.
+"""What was measured on a finished run: the pictures its words generate, and what a curious server learns.
 
-quality.json and audit.json of a run folder, in words and tables, for the report and for the terminal.
+It reads quality.json and audit.json, and returns sentences and tables for the report and the terminal.
 """
 
 import json
@@ -24,19 +24,19 @@ Show = Callable[[RunFolder, Json, str, int], Iterable[Figure]]
 
 
 def draw_quality(groups: Sequence[RunGroup], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
-    """Show the measures of every group's words, and how the global one fared along the way."""
+    """Show the measures of every group's words, and the FID of the global word over the rounds."""
     return _draw(names.QUALITY, _show_quality, groups, colours, where)
 
 
 def draw_audit(groups: Sequence[RunGroup], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
-    """Show what was learned from what every group's clients send."""
+    """Show what an attack learned from what every group's clients send."""
     return _draw(names.AUDIT, _show_audit, groups, colours, where)
 
 
 def _draw(
     file: str, show: Show, groups: Sequence[RunGroup], colours: Mapping[str, int], where: str
 ) -> Iterator[Figure]:
-    """Show the file of the first run of each group that has it; one that cannot be read is a sentence."""
+    """Show the file of the first run of each group that has it; a damaged file becomes a sentence."""
     for group in groups:
         run = next((run for run in group.runs if (run.path / file).is_file()), None)
         if run is None:
@@ -47,7 +47,7 @@ def _draw(
             raw = json.loads((run.path / file).read_text(encoding="utf-8"))
             yield from list(show(run, raw, where + name + seed, colours.get(group.label, 0)))
         except (OSError, ValueError, TypeError, AttributeError, LookupError, OverflowError) as error:
-            # a report is worth reading without it
+            # the report is useful without it
             yield _said("What was measured cannot be shown.", f"{where}{name}{_fault(run.path / file, error)}")
 
 
@@ -60,7 +60,7 @@ def _said(words: str, caption: str) -> Figure:
 
 
 def _first(table: Table, noun: str) -> tuple[Table, str]:
-    """Return a table's first rows, and say so where there are more."""
+    """Return a table's first rows, and a sentence if there are more."""
     if len(table.rows) <= MOST_ROWS:
         return table, ""
     return Table(table.columns, table.rows[:MOST_ROWS]), f" The first {MOST_ROWS} of {len(table.rows)} {noun}."
@@ -86,7 +86,7 @@ _WORDS = (
 
 
 def words(found: Sequence[Json]) -> Table:
-    """Return the words of several runs side by side, each with a warning where its images are too few."""
+    """Return a table of the words of several runs, with a warning for each word that has too few images."""
     rows = []
     for one in found:
         for line in one["words"]:
@@ -104,7 +104,7 @@ def words(found: Sequence[Json]) -> Table:
 
 
 def _show_quality(run: RunFolder, raw: Json, where: str, colour: int) -> Iterator[Figure]:
-    """The words of one run without its name, its warnings under the table; and the curve, if there is one."""
+    """Show the words of one run, with warnings under the table, and the FID over the rounds if it was measured."""
     del run
     every = words([raw])
     shown, rest = _first(Table(every.columns[1:-1], tuple(row[1:-1] for row in every.rows)), "words")
@@ -116,8 +116,8 @@ def _show_quality(run: RunFolder, raw: Json, where: str, colour: int) -> Iterato
     points = tuple((float(line["round"]), float(line["fid"])) for line in raw["rounds"])
     if points:
         curve = line_chart([Curve("global", points, colour)], width=SMALL, title="FID over the rounds", y_label="FID")
-        told = f"{where}FID of the global word while it was trained once more; lower is better."
-        yield Figure(Markup(curve), Markup(), (), told + _notes(line["caution"] for line in raw["rounds"]))
+        caption = f"{where}FID of the global word over the rounds, from a repeated training; lower is better."
+        yield Figure(Markup(curve), Markup(), (), caption + _notes(line["caution"] for line in raw["rounds"]))
 
 
 # -- attacks ----------------------------------------------------------------------------------------------------------
@@ -137,27 +137,26 @@ _CLASSES = (
     Column("inferred", "the classes it seems to hold most of", ("inferred",), numeric=False),
     Column("holds", "those it does", ("holds",), numeric=False),
 )
-# a server has to choose a stand-in without knowing the truth; the audit takes the better one
+# a real server must guess what clients keep private; the audit takes the better of its guesses
 _BOUND = (
-    " What a client keeps to itself, if anything, is replaced by what comes nearer to the truth, which a server "
-    "cannot know: the numbers are an upper bound."
+    " For anything a client keeps private, the better of two guesses is used, which a server could not choose: the "
+    "numbers are an upper bound."
 )
 
 
 def sentences(found: Json) -> list[str]:
-    """Return what an attack found, in words."""
+    """Return what an attack found, as sentences."""
     if found["kind"] == "nothing":
-        return [f"There is nothing to attack: {found['why']}."]
+        return [f"Nothing to attack: {found['why']}."]
     mean, count = found["mean"], len(found["clients"])
-    guess = (
-        f"{100 * found['reidentified']:.0f} % of answers are matched to their client, by chance {100 / count:.0f} %."
-    )
+    matched, chance = 100 * found["reidentified"], 100 / count
+    guess = f"{matched:.0f} % of uploads are matched to their client, against {chance:.0f} % by chance."
     if found["kind"] == "pictures":
         few = next((line["caution"] for line in found["per_client"] if line["caution"]), "")
         others = [line["nearest_others"] for line in found["per_client"] if line["nearest_others"] is not None]
-        beside = f", of another client's {sum(others) / len(others):.3f}" if others else ""
+        beside = f", with another client's {sum(others) / len(others):.3f}" if others else ""
         return [
-            f"Pictures drawn from what {count} clients send: the nearest of a client's own images is alike "
+            f"Pictures generated from what {count} clients send: cosine with the nearest of the client's own images "
             f"{mean['nearest']:.3f}{beside}; FID {mean['fid']:.2f} ({found['features']}).",
             guess,
             *([f"Note: {few}."] if few else []),
@@ -170,17 +169,17 @@ def sentences(found: Json) -> list[str]:
 
 
 def _show_audit(run: RunFolder, raw: Json, where: str, colour: int) -> Iterator[Figure]:
-    """What was found of each client, with how it was found."""
+    """Show what an attack found about each client."""
     del colour
-    told = sentences(raw)
+    found = sentences(raw)
     how = f"{where}An attack on what clients would send after round {raw['round']}"
     if raw["kind"] == "nothing":
-        yield _said(told[0], f"{how}.")
+        yield _said(found[0], f"{how}.")
         return
     pictures = raw["kind"] == "pictures"
     table, rest = _first(_pictures(raw) if pictures else _classes(raw, run.partition), "clients")
     bound = "" if pictures else _BOUND
-    caption = f"{how}, by a server that follows the protocol. {' '.join(told[:2])}{bound} {table.legend}{rest}"
+    caption = f"{how}, by a server that follows the protocol. {' '.join(found[:2])}{bound} {table.legend}{rest}"
     yield Figure(Markup(), Markup(), (), caption + _notes(line.get("caution") for line in raw["per_client"]), table)
 
 
@@ -203,8 +202,8 @@ def _classes(raw: Json, partition: Holdings | None) -> Table:
     for client, line in zip(raw["clients"], raw["per_client"], strict=True):
         names = partition.classes if partition else tuple(map(str, range(len(line["inferred"]))))
         held = most_of(partition.clients[client].counts, names) if partition else []
-        told = [_text(", ".join(some) or "–") for some in (most_of(line["inferred"], names), held)]
-        rows.append((_text(str(client)), _number(line["cosine"], ".3f"), _number(line["blind"], ".3f"), *told))
+        classes = [_text(", ".join(some) or "–") for some in (most_of(line["inferred"], names), held)]
+        rows.append((_text(str(client)), _number(line["cosine"], ".3f"), _number(line["blind"], ".3f"), *classes))
     return Table(_CLASSES, tuple(rows))
 
 

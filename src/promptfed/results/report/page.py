@@ -29,7 +29,7 @@ TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 @dataclass(frozen=True)
 class Tile:
-    """A big number, what it is, and a line of detail."""
+    """One of the main numbers, with its name and a line of detail."""
 
     name: str
     value: str
@@ -41,11 +41,13 @@ def write_report(dirs: Sequence[Path | str], out: Path | str | None = None) -> P
     """Write the report of these run folders and return its path, by default next to what it reports."""
     folders = list({Path(one).resolve(): Path(one) for one in dirs}.values())
     if not folders:
-        raise PromptFedError("There is no run to report; give at least one run folder.")
+        raise PromptFedError("No run to report; give at least one run folder.")
     runs = [read_run(folder) for folder in folders]
     target = Path(out) if out is not None else _default_place(folders)
     if target.is_dir():
-        raise PromptFedError(f'The report cannot be written to "{target}", a folder; name a file such as report.html.')
+        raise PromptFedError(
+            f'The report cannot be written to "{target}", which is a folder; give a file such as report.html.'
+        )
     _write_whole(target, render(runs))
     return target
 
@@ -77,7 +79,7 @@ def render(runs: Sequence[RunFolder]) -> str:
 
 
 def _default_place(folders: Sequence[Path]) -> Path:
-    """DIR/report.html of one run, or report.html in the folder that holds them all."""
+    """Return DIR/report.html for one run, or report.html in the folder that holds all of them."""
     if len(folders) == 1:
         return folders[0] / names.REPORT
     return Path(os.path.commonpath([folder.resolve().parent for folder in folders])) / names.REPORT
@@ -98,7 +100,7 @@ def _title(groups: Sequence[RunGroup]) -> str:
 
 
 def _facts(groups: Sequence[RunGroup]) -> list[str]:
-    """What all runs share, as short phrases under the title."""
+    """Return what all runs have in common, as short phrases for under the title."""
     runs = [run for group in groups for run in group.runs]
     parts = {
         "{} partition": {group.setting.partition for group in groups},
@@ -114,13 +116,13 @@ def _facts(groups: Sequence[RunGroup]) -> list[str]:
 
 
 def _badge(run: RunFolder, several: bool) -> str:
-    """Say that a run has not ended, and how far it is."""
+    """Say that a run is unfinished, and how many rounds it has."""
     far = f"{run.rounds[-1].number} of {run.planned_rounds}" if run.planned_rounds else str(run.rounds[-1].number)
     return f"{run.path.name}: unfinished, {far} rounds" if several else f"unfinished, {far} rounds"
 
 
 def _tiles(groups: Sequence[RunGroup]) -> list[Tile]:
-    """The big numbers of one group, or the leaders of several that may be compared."""
+    """Return the main numbers of one group, or the best of several groups that can be compared."""
     if len({group.setting for group in groups}) > 1:
         return []
     several = len(groups) > 1
@@ -137,7 +139,7 @@ def _tiles(groups: Sequence[RunGroup]) -> list[Tile]:
     number, unit = human_bytes(sum(sizes[least])).split()
     down, up = map(human_bytes, sizes[least])
     tie = len({round(sum(size)) for size in sizes}) == 1
-    leader = "the same for all" if tie else f"least of all: {racing[least].label}"
+    leader = "the same for all" if tie else f"lowest of all: {racing[least].label}"
     detail = leader if several else f"{down} down, {up} up"
     return [*tiles, Tile("Traffic per client and round", number, unit, detail)]
 
@@ -148,9 +150,9 @@ def _mean_score(group: RunGroup, attribute: str) -> float:
 
 
 def _tile_detail(group: RunGroup, attribute: str, several: bool) -> str:
-    """Who leads; or for one run, the numbers next to the big one."""
+    """Return which method is best, or for a single run the numbers related to the main one."""
     run, scores = group.runs[0], group.runs[0].scores
-    adapted = "after its own adaptation" if group.adapts else ""
+    adapted = "after adaptation" if group.adapts else ""
     if several or len(group.runs) > 1 or scores is None:
         words = (f"{'best of all: ' if several else ''}{group.label}", _seed_count(group), adapted)
         return ", ".join(filter(None, words))
@@ -164,7 +166,7 @@ def _tile_detail(group: RunGroup, attribute: str, several: bool) -> str:
 
 
 def _newcomer_tile(groups: Sequence[RunGroup], several: bool) -> list[Tile]:
-    """The newcomers' mean beside that of the clients that were there before them, where a group has both."""
+    """Return the newcomers' mean with that of the founders, if a group has both."""
     found = []
     for group in groups:
         pairs = [(run.newcomers, run.founders) for run in group.runs]
@@ -184,7 +186,7 @@ def _seed_count(group: RunGroup) -> str:
 
 
 def _requested(group: RunGroup) -> dict[str, Any]:
-    """The figures someone asked for, of a group's first run."""
+    """Return the figures that `promptfed figure` drew of a group's first run."""
     figures = [
         {"source": _embedded(one.path), "title": one.title, "caption": one.caption} for one in group.runs[0].requested
     ]
@@ -192,7 +194,7 @@ def _requested(group: RunGroup) -> dict[str, Any]:
 
 
 def _offered(runs: Sequence[RunFolder]) -> str:
-    """The command that draws more figures, where a finished run still has its models."""
+    """Return a command that draws more figures, if a finished run still has its models."""
     found = next((run for run in runs if run.finished and run.checkpoint), None)
     return f"promptfed figure prior {shlex.quote(str(found.path))}" if found else ""
 
@@ -202,7 +204,7 @@ def _embedded(path: Path) -> str:
 
 
 def _gallery(group: RunGroup) -> dict[str, Any]:
-    """The learned prompts of a group's first run, each with its client's main classes."""
+    """Return the learned prompts of a group's first run, each with its client's main classes."""
     run = group.runs[0]
     shown = [
         {
@@ -217,14 +219,14 @@ def _gallery(group: RunGroup) -> dict[str, Any]:
 
 
 def _main_classes(partition: Holdings | None, client: int) -> list[str]:
-    """The classes a client holds most of."""
+    """Return the classes of which a client has most images."""
     if partition is None or client >= len(partition.clients):
         return []
     return most_of(partition.clients[client].counts, partition.classes)
 
 
 def _details(run: RunFolder) -> dict[str, Any]:
-    """How a run was made, and the command that makes it again."""
+    """Return how a run was made, and the command that repeats it."""
     speed = {"images per second": f"{run.images_per_second:,.0f}"} if run.images_per_second else {}
     return {
         "name": run.path.name or str(run.path),

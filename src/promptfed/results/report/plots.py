@@ -1,4 +1,4 @@
-"""Figures of methods as hand-made SVG text: curves over rounds, traffic, accuracy against traffic.
+"""Figures of methods as SVG text: curves over rounds, traffic, accuracy against traffic.
 
 Each function takes plain values and a width, and returns one `<svg>`.
 """
@@ -52,7 +52,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Spot:
-    """What one method reaches (percent, with its spread over seeds) and how many numbers it exchanges for that."""
+    """The accuracy of one method (percent, with its spread over seeds) and how many numbers it exchanges."""
 
     label: str
     floats: float
@@ -71,14 +71,14 @@ def line_chart(
     unit: str = "",
     events: Mapping[float, str] | None = None,
 ) -> str:
-    """Curves over rounds, each with its band, its last value written at its end; an event is an upright line."""
+    """Curves over rounds, each with its band and with its last value at its end; an event is a vertical line."""
     frame = Frame(width, 200 + width / 8)
     xs = [x for line in lines for x, _ in line.points]
     ys = [y for line in lines for _, y in line.points] + [e for line in lines for b in line.band for e in b[1:]]
     if not xs:
         return ""
     across = x_axis(min(xs), max(xs), frame)
-    # Accuracies are compared with each other, other measures with nothing: those start at zero.
+    # Accuracies are compared with each other; other measures start at zero.
     low = min(ys) if unit == "%" else min(0.0, *ys)
     up = y_axis(low, max(ys), frame, ceiling=100 if unit == "%" else None)
     parts = [y_grid(up, frame, y_label), x_ticks(across, frame, x_label)]
@@ -96,7 +96,7 @@ def traffic_chart(loads: Sequence[Load], *, width: int, title: str) -> str:
     sizes = [size for load in loads for size in (load.down, load.up) if size > 0]
     low = math.floor(math.log10(min(sizes, default=1))) - 1
     high = max(math.ceil(math.log10(max(sizes, default=1)) + 1e-9), low + 2)
-    # The name of the value stands after its bar, so the scale ends before the frame does.
+    # The value is written after its bar, so the scale ends before the frame does.
     across = Axis(low, high, frame.left, frame.left + frame.inner * 0.8, tuple(map(float, range(low, high + 1))))
     parts = [_decades(across, frame)]
     for index, load in enumerate(loads):
@@ -109,7 +109,7 @@ def traffic_chart(loads: Sequence[Load], *, width: int, title: str) -> str:
 
 
 def exchange_chart(spots: Sequence[Spot], *, width: int, title: str) -> str:
-    """Accuracy against the numbers exchanged, on a logarithmic scale; who sends nothing stands apart at the left."""
+    """Accuracy against the numbers exchanged, on a logarithmic scale; methods that send nothing are at the left."""
     frame = Frame(width, 250 + width / 8, right=16)
     if not spots:
         return ""
@@ -143,7 +143,7 @@ def _path(points: Iterable[Point], across: Axis, up: Axis) -> str:
 
 
 def _event(x: float, text: str, across: Axis, frame: Frame) -> str:
-    """An upright line with its name above it, on the side where there is room."""
+    """A vertical line with its name above it, on the side with more room."""
     place, left = across.at(x), across.at(x) < frame.left + frame.inner / 2
     name = (
         f'<text class="tick {"start" if left else "end"}" x="{n(place)}" y="{n(frame.top - 5)}">{escape(text)}</text>'
@@ -159,15 +159,15 @@ def _band(line: Curve, across: Axis, up: Axis) -> str:
 
 
 def _curve(line: Curve, across: Axis, up: Axis, x_label: str, unit: str) -> str:
-    """The stroke, and dots that name their values; of very many points only some carry a dot."""
+    """The line, and dots with their values as tooltips; of many points only some have a dot."""
     colour = series_class(line.colour)
     parts = [f'<path class="line {line.dash} {colour}" d="M{_path(line.points, across, up)}"/>'] if line.points else []
     every = math.ceil(len(line.points) / 40)
     for x, y in line.points[::-1][::every]:
-        told = f"{escape(line.label)}, {x_label} {tick_text(x)}: {short(y)}{unit}"
+        tip = f"{escape(line.label)}, {x_label} {tick_text(x)}: {short(y)}{unit}"
         place = f'cx="{n(across.at(x))}" cy="{n(up.at(y))}"'
         parts.append(f'<g class="dot {colour}"><circle {place} r="2.5"/><circle class="hit" {place} r="9"/>')
-        parts.append(f"<title>{told}</title></g>")
+        parts.append(f"<title>{tip}</title></g>")
     return "".join(parts)
 
 
@@ -210,17 +210,17 @@ def _decades(axis: Axis, frame: Frame) -> str:
 
 
 def _load_bar(load: Load, way: str, size: float, note: str, across: Axis, top: float) -> str:
-    """One direction's bar with its size; an arrow tells down from up without colour."""
+    """One direction's bar with its size; an arrow shows the direction without colour."""
     stop = across.at(math.log10(size)) if size > 0 else across.start
     value = human_bytes(size) if size > 0 else "nothing"
-    told = f"{escape(load.label)}, {way}: {value}" + (f", {escape(note)}" if note else "")
+    tip = f"{escape(load.label)}, {way}: {value}" + (f", {escape(note)}" if note else "")
     shape = f'x="{n(across.start)}" y="{n(top)}" width="{n(stop - across.start)}" height="14" rx="2"'
     text = f'<text class="tick" x="{n(stop + 6)}" y="{n(top + 7)}" dy=".34em">{"↓" if way == "down" else "↑"} {value}'
-    return f'<g class="load {way} {series_class(load.colour)}"><rect {shape}/>{text}</text><title>{told}</title></g>'
+    return f'<g class="load {way} {series_class(load.colour)}"><rect {shape}/>{text}</text><title>{tip}</title></g>'
 
 
 def _powers(floats: Sequence[float], silent: bool, frame: Frame) -> Axis:
-    """Powers of ten around what is sent, room being left for those who send nothing."""
+    """An axis of powers of ten around what is sent, with room for methods that send nothing."""
     low = math.floor(math.log10(min(floats, default=1)))
     high = max(math.ceil(math.log10(max(floats, default=1))), low + 1)
     start = frame.left + (78 if silent else 14)
@@ -228,7 +228,7 @@ def _powers(floats: Sequence[float], silent: bool, frame: Frame) -> Axis:
 
 
 def _power_ticks(axis: Axis, frame: Frame) -> str:
-    """Vertical hairlines at powers of ten, and what is counted."""
+    """Vertical lines at powers of ten, and what they count."""
     foot = frame.height - frame.bottom
     every = max(1, math.ceil(len(axis.ticks) * 40 / (axis.stop - axis.start)))
     parts = [

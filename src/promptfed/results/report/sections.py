@@ -1,4 +1,4 @@
-"""The report's sections of drawn figures: a line in `RESULTS` or `WORKINGS` adds one."""
+"""The report's sections of figures; a line in `RESULTS` or `WORKINGS` adds one."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ CROWDED = 120
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: its anchor, its heading, and what draws its figures.
+    """A section of the page: its anchor, its heading, and the function that draws its figures.
 
-    `draw` gets the groups of one setting (all of them unless `per_setting`), each label's colour, and the words that
-    open a caption where there are several settings. A section without figures is left out.
+    `draw` gets the groups of one setting (all groups unless `per_setting`), each label's colour, and the beginning of
+    the captions, which names the setting if there are several. A section without figures is left out.
     """
 
     name: str
@@ -66,7 +66,7 @@ def drawn(sections: Sequence[Section], groups: Sequence[RunGroup]) -> list[Drawn
 def _over_seeds(
     group: RunGroup, read: Callable[[Round], float | None], scale: float = 1
 ) -> tuple[tuple[float, float], ...]:
-    """A value per round, averaged over the seeds, at the rounds where every seed has it."""
+    """Return a value per round, averaged over the seeds, for the rounds in which every seed has it."""
     found: dict[int, list[float]] = {}
     for run in group.runs:
         for one in run.rounds:
@@ -76,9 +76,9 @@ def _over_seeds(
 
 
 def _curves(groups: Sequence[RunGroup], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
-    """Accuracy over the rounds: one method in detail, or several with the mean and the worst client of each."""
+    """Draw accuracy over the rounds: one method in detail, or the mean and the worst client of several."""
     lines, keys = _one_curve(groups[0], colours[groups[0].label]) if len(groups) == 1 else _many_curves(groups, colours)
-    caption = "Test accuracy of the clients with what they hold at the start of a round. "
+    caption = "Test accuracy of the clients with the model they have at the start of a round. "
     caption += (
         "Line: their mean; band: from the worst to the best client."
         if len(groups) == 1
@@ -93,12 +93,8 @@ def _curves(groups: Sequence[RunGroup], colours: Mapping[str, int], where: str) 
             f"in round {when}" + ("" if len(names) == len(groups) else f" of {' and '.join(names)}")
             for when, names in joined.items()
         ]
-        caption += (
-            f" Vertical line: newcomers join {', '.join(some)}; from there on they count too, before they do not."
-        )
-    caption += _adapted(
-        groups, " After the method's own adaptation, in the end, {} is in the table and not drawn here."
-    )
+        caption += f" Vertical line: newcomers join {', '.join(some)} and count from then on."
+    caption += _adapted(groups, " The final accuracy of {}, after adaptation, is only in the table.")
     draw: Chart = lambda width: line_chart(  # noqa: E731
         lines,
         width=width,
@@ -111,13 +107,13 @@ def _curves(groups: Sequence[RunGroup], colours: Mapping[str, int], where: str) 
 
 
 def _adapted(groups: Sequence[RunGroup], sentence: str) -> str:
-    """The sentence about the methods whose models were adapted in the end; nothing if there is none."""
+    """Return the sentence with the names of the methods that adapt at the end; empty if none does."""
     names = [group.label for group in groups if group.adapts]
     return sentence.format(" and ".join(names)) if names else ""
 
 
 def _one_curve(group: RunGroup, colour: int) -> tuple[list[Curve], list[Key]]:
-    """The mean within its band, after local training, and the server's own model."""
+    """Return the mean with its band, the mean after local training, and the server's own model."""
     low = _over_seeds(group, lambda one: one.received.worst if one.received else None, 100)
     high = _over_seeds(group, lambda one: one.received.best if one.received else None, 100)
     band = tuple((x, worst, best) for (x, worst), (_, best) in zip(low, high, strict=True))
@@ -127,7 +123,7 @@ def _one_curve(group: RunGroup, colour: int) -> tuple[list[Curve], list[Key]]:
         "after local training": _over_seeds(group, lambda one: one.trained.mean if one.trained else None, 100),
         "the server's own model": _over_seeds(group, lambda one: (one.deployed or {}).get("all"), 100),
     }
-    # The palette's last two colours, so that no method seems to be drawn.
+    # The palette's last two colours, so that these are not taken for methods.
     for (label, points), dash, other in zip(more.items(), ("dash", "dot"), (6, 7), strict=True):
         if points:
             lines.append(Curve(label, points, other, dash=dash))
@@ -136,7 +132,7 @@ def _one_curve(group: RunGroup, colour: int) -> tuple[list[Curve], list[Key]]:
 
 
 def _many_curves(groups: Sequence[RunGroup], colours: Mapping[str, int]) -> tuple[list[Curve], list[Key]]:
-    """The mean of each method and its worst client; bands would cover each other."""
+    """Return the mean and the worst client of each method; bands would overlap."""
     lines = []
     for group in groups:
         worst = _over_seeds(group, lambda one: one.received.worst if one.received else None, 100)
@@ -150,7 +146,7 @@ def _mean_curve(group: RunGroup) -> tuple[tuple[float, float], ...]:
 
 
 def _clients(groups: Sequence[RunGroup], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
-    """Each client's accuracy in the end, of the first seed: with another seed client 3 is another client."""
+    """Draw each client's final accuracy for the first seed; with another seed, client 3 is another client."""
     series = []
     for group in groups:
         scores = group.runs[0].scores
@@ -162,17 +158,17 @@ def _clients(groups: Sequence[RunGroup], colours: Mapping[str, int], where: str)
     many = any(len(one.values) > MOST_BARS for one in series)
     seed = f" (seed {groups[0].runs[0].seed})" if any(len(group.runs) > 1 for group in groups) else ""
     caption = f"Test accuracy of the clients in the last evaluation{seed}"
-    caption += _adapted(groups, ", of {} after the method's own adaptation") + ". "
+    caption += _adapted(groups, "; for {}, after adaptation") + ". "
     if many or sum(len(one.values) for one in series) > CROWDED:
         caption += "Where bars would not fit, a curve shows the clients sorted from worst to best. "
-    caption += "The more even, the fewer clients are left behind."
+    caption += "The more even the values, the fewer clients are left behind."
     keys = [Key("line" if many else "bar", one.colour, one.label) for one in series]
     draw: Chart = lambda width: client_chart(series, width=width, title="Accuracy per client")  # noqa: E731
     yield both_widths(draw, keys, where + caption)
 
 
 def _holdings(groups: Sequence[RunGroup], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
-    """Who holds what: one map per partition, by class and where there are several by domain."""
+    """Draw one map per partition: images by class, and by domain if there are several."""
     shown: dict[str, tuple[Holdings, Setting]] = {}
     for group in groups:
         partition = group.runs[0].partition
@@ -189,7 +185,7 @@ def _map(noun: str, rows: Sequence[str], columns: Sequence[Sequence[int]], where
     total = sum(map(sum, columns))
     caption = (
         f"Training images of each client by {noun}: {total:,} images in all.{where} "
-        "The larger (on narrow columns: the darker) a mark, the more images; no mark, none."
+        "The larger a mark (or the darker, if columns are narrow), the more images."
     )
     return both_widths(
         lambda width: heat_map(rows, columns, width=width, title=f"Images per client and {noun}"), [], caption
@@ -197,7 +193,7 @@ def _map(noun: str, rows: Sequence[str], columns: Sequence[Sequence[int]], where
 
 
 def _measures(groups: Sequence[RunGroup], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
-    """One small chart for the test loss and for each number a method records."""
+    """Draw a small chart of the test loss and of each number a method records."""
     names = dict.fromkeys(name for group in groups for run in group.runs for one in run.rounds for name in one.measures)
     readers: dict[str, Callable[[Round], float | None]] = {"test loss": lambda one: one.loss}
     readers |= {name.replace("_", " "): partial(_measured, name) for name in names}
@@ -215,19 +211,19 @@ def _measured(name: str, one: Round) -> float | None:
 
 
 def _traffic(groups: Sequence[RunGroup], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
-    """Bytes per client and round, of the first seed."""
+    """Draw the bytes per client and round of the first seed."""
     loads = []
     for group in groups:
         run, sent = group.runs[0], group.runs[0].traffic
         notes = (f"{sent.down_floats:,} floats", f"{sent.up_floats:,} floats")
         loads.append(Load(group.label, run.down_bytes, run.up_bytes, colours[group.label], notes))
-    caption = "Bytes that travel per client and round, down to the client and up from it. The scale is logarithmic."
+    caption = "Bytes sent per client and round, down to the client and up to the server. The scale is logarithmic."
     draw: Chart = lambda width: traffic_chart(loads, width=width, title="Traffic per client and round")  # noqa: E731
     yield both_widths(draw, [], where + caption)
 
 
 def _exchange(groups: Sequence[RunGroup], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
-    """Accuracy against traffic, a point per method: where there is but one, there is nothing to weigh."""
+    """Draw accuracy against traffic, a point per method; a single method has nothing to compare with."""
     spots = []
     for group in groups:
         reached = [100 * run.scores.mean for run in group.runs if run.scores]
@@ -237,11 +233,13 @@ def _exchange(groups: Sequence[RunGroup], colours: Mapping[str, int], where: str
             spots.append(Spot(group.label, sent, mean(reached), spread, colours[group.label]))
     if len(spots) < 2:
         return
-    caption = "Up is better, left is cheaper. Numbers count both ways, down to a client and up from it, in one round"
+    caption = (
+        "Higher is better, further left is cheaper. Numbers are those sent down to and up from one client in one round"
+    )
     caption += "; the scale is logarithmic."
     if any(one.spread for one in spots):
-        caption += " Bars: one standard deviation over the seeds, to either side."
-    caption += _adapted(groups, " Accuracy of {}: after the method's own adaptation.")
+        caption += " Bars: one standard deviation over the seeds in each direction."
+    caption += _adapted(groups, " Accuracy of {}: after adaptation.")
     draw: Chart = lambda width: exchange_chart(spots, width=width, title="Accuracy against traffic")  # noqa: E731
     yield both_widths(draw, [], where + caption)
 
@@ -257,5 +255,5 @@ WORKINGS = (
     Section("domains", "Which key for which domain", domains.draw, grid=True),
     Section("audit", "What a curious server learns", measured.draw_audit),
     Section("traffic", "Traffic", _traffic),
-    Section("measures", "Along the way", _measures, grid=True),
+    Section("measures", "Measures over the rounds", _measures, grid=True),
 )

@@ -1,4 +1,4 @@
-"""What every hand-made figure needs: a frame, axes, names that do not cover each other. Colours are the page's.
+"""What every SVG figure needs: a frame, axes, and labels that do not overlap. Colours are the page's.
 
 A mark's colour is a series number: class `s0` … `s7` picks the palette entry, so a method keeps its colour in every
 figure and in light and dark alike.
@@ -18,7 +18,7 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 @dataclass(frozen=True)
 class Axis:
-    """A straight map from values to positions, with its ticks."""
+    """A linear map from values to positions, with its ticks."""
 
     low: float
     high: float
@@ -61,7 +61,7 @@ def nice_ticks(low: float, high: float, count: int = 5, whole: bool = False) -> 
 
 
 def document(frame: Frame, title: str, desc: str, parts: Iterable[str]) -> str:
-    """Wrap the parts; the label and description speak to those who cannot see the figure."""
+    """Wrap the parts in an SVG element; its label and description are for screen readers."""
     width, height = n(frame.width), n(frame.height)
     head = f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img"'
     label = escape(title)
@@ -87,7 +87,7 @@ def tick_text(value: float) -> str:
 
 
 def cut(text: str, letters: int) -> str:
-    """Shorten a text to so many letters."""
+    """Shorten a text to at most that many letters."""
     return text if len(text) <= letters else text[: letters - 1] + "…"
 
 
@@ -97,12 +97,12 @@ def heading(title: str) -> str:
 
 
 def series_class(number: int) -> str:
-    """The class of a series; past the palette the colours repeat, and the labels tell them apart."""
+    """The CSS class of a series; beyond the palette, colours repeat and only labels differ."""
     return f"s{number % COLOURS}"
 
 
 def shape_path(series: int, middle: Point) -> str:
-    """The outline of a series' mark: past the palette the shape changes, so that groups of one colour differ."""
+    """The outline of a series' mark; beyond the palette the shape changes, so that groups of one colour differ."""
     x, y = middle
     match SHAPES[series // COLOURS % len(SHAPES)]:
         case "circle":
@@ -114,7 +114,7 @@ def shape_path(series: int, middle: Point) -> str:
 
 
 def x_axis(low: float, high: float, frame: Frame) -> Axis:
-    """Rounds: the axis spans exactly what there is, ticks are whole numbers inside it."""
+    """The axis of rounds: it spans exactly the given range, with whole numbers as ticks."""
     low, high = (low, high) if high > low else (low - 1, high + 1)
     ticks = nice_ticks(low, high, max(3, int(frame.inner / 60)), whole=True)
     inside = tuple(tick for tick in ticks if low <= tick <= high)
@@ -122,7 +122,7 @@ def x_axis(low: float, high: float, frame: Frame) -> Axis:
 
 
 def y_axis(low: float, high: float, frame: Frame, ceiling: float | None = None) -> Axis:
-    """Values: the axis ends on ticks, and percents never pass 100; where all are the same, it is the whole scale."""
+    """The axis of values: it ends on ticks, never beyond the ceiling; equal values get the whole scale."""
     if ceiling is not None and high - low <= 1e-9 * ceiling:
         low, high = 0.0, ceiling
     ticks = nice_ticks(low, high)
@@ -142,7 +142,7 @@ def y_grid(axis: Axis, frame: Frame, label: str) -> str:
 
 
 def x_ticks(axis: Axis, frame: Frame, label: str) -> str:
-    """The numbers under a chart, and what they count."""
+    """The numbers under a chart, and their label."""
     foot = frame.height - frame.bottom + 17
     ticks = [f'<text class="tick mid" x="{n(axis.at(t))}" y="{n(foot)}">{tick_text(t)}</text>' for t in axis.ticks]
     middle = n(frame.left + frame.inner / 2)
@@ -150,7 +150,7 @@ def x_ticks(axis: Axis, frame: Frame, label: str) -> str:
 
 
 def label_places(points: Sequence[Point], names: Sequence[str], frame: Frame) -> list[tuple[float, float, str, bool]]:
-    """A place beside each point, its anchor, and whether it is free: covers no point and no earlier name."""
+    """A place for the name beside each point, its anchor, and whether it overlaps no point and no earlier name."""
     taken = [(x - 6, y - 6, x + 6, y + 6) for x, y in points]
     found = []
     for (x, y), name in zip(points, names, strict=True):

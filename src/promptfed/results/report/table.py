@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Column:
-    """A heading, what it means (for the legend), and the names its numbers have in a CSV file."""
+    """A heading, its meaning for the legend, and the names of its numbers in a CSV file."""
 
     title: str
     legend: str
@@ -18,7 +18,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """The text a reader sees, the plain numbers behind it, and whether it is the best of its column."""
+    """The text a reader sees, its plain numbers, and whether it is the best of its column."""
 
     text: str
     fields: tuple[str, ...]
@@ -31,15 +31,15 @@ class Table:
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
-    names: int = 1  # so many columns, from the first, tell which row is which
-    about: str = ""  # what all of its cells are
+    names: int = 1  # how many columns at the left name the row
+    about: str = ""  # what all cells show, for the legend
 
     @property
     def legend(self) -> str:
-        """One line that says what each column is."""
+        """Return one line that explains the columns."""
         each = (f"{column.title}: {column.legend}" for column in self.columns if column.legend)
-        told = "; ".join(filter(None, (self.about, *each)))
-        return f"{told}. Bold: best of its column." if any(c.best for row in self.rows for c in row) else f"{told}."
+        line = "; ".join(filter(None, (self.about, *each)))
+        return f"{line}. Bold: best of its column." if any(c.best for row in self.rows for c in row) else f"{line}."
 
     def to_markdown(self) -> str:
         """Render as a GitHub table with the legend under it."""

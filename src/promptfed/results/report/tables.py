@@ -12,7 +12,7 @@ from promptfed.results.report.table import Cell, Column, Table, human_bytes, per
 
 @dataclass(frozen=True)
 class Measure:
-    """A column, and how a group fills it: its cell, and its rank (more is better; None is out of the race)."""
+    """A column, and the function that returns a group's cell and rank (higher is better; None is not ranked)."""
 
     column: Column
     fill: Callable[[RunGroup], tuple[Cell, float | None]]
@@ -29,7 +29,7 @@ def headline(runs: Sequence[RunFolder]) -> Table:
 
 
 def _table(groups: Sequence[RunGroup], measures: Sequence[Measure]) -> Table:
-    """Lay out names first, then what differs between settings, then the measures."""
+    """Lay out the method, then what differs between settings, then the measures."""
     names = [_method_column(groups), *_setting_columns(groups)]
     columns = [_ranked(measure, groups) for measure in measures]
     head = tuple(column for column, _ in names) + tuple(measure.column for measure in measures)
@@ -38,19 +38,19 @@ def _table(groups: Sequence[RunGroup], measures: Sequence[Measure]) -> Table:
 
 
 def _method_column(groups: Sequence[RunGroup]) -> tuple[Column, list[Cell]]:
-    """The method, with the number of seeds where there are several."""
+    """Return the method column, with the number of seeds if there are several."""
     cells = []
     for group in groups:
         seeds = f" (n={len(group.runs)})" if len(group.runs) > 1 else ""
         cells.append(Cell(f"{group.label}{seeds}", (group.label, str(len(group.runs)))))
-    told = ["n seeds as mean ± sample std"] if any(len(group.runs) > 1 for group in groups) else []
-    # A method adapts at the very end, so of an unfinished run there is nothing else to show.
-    told += ["unfinished runs as received, so far"] if not all(group.finished for group in groups) else []
-    return Column("method", ", ".join(told), ("method", "seeds"), False), cells
+    notes = ["n seeds as mean ± sample std"] if any(len(group.runs) > 1 for group in groups) else []
+    # Methods adapt at the very end, so an unfinished run has only received models.
+    notes += ["unfinished runs as received, so far"] if not all(group.finished for group in groups) else []
+    return Column("method", ", ".join(notes), ("method", "seeds"), False), cells
 
 
 def _setting_columns(groups: Sequence[RunGroup]) -> list[tuple[Column, list[Cell]]]:
-    """The columns in which the runs differ, of data set, partition, backbone, clients and rounds."""
+    """Return columns for those of data set, partition, backbone, clients and rounds in which the runs differ."""
     readers: dict[str, Callable[[RunGroup], Any]] = {
         "data set": lambda group: group.setting.dataset,
         "partition": lambda group: group.setting.partition,
@@ -68,7 +68,7 @@ def _setting_columns(groups: Sequence[RunGroup]) -> list[tuple[Column, list[Cell
 
 
 def _ranked(measure: Measure, groups: Sequence[RunGroup]) -> list[Cell]:
-    """The cells of one column; per setting, the best finished one is marked when there is a choice."""
+    """Return the cells of one column; the best finished one of each setting is marked if they differ."""
     filled = [measure.fill(group) for group in groups]
     ranks = [rank if group.finished else None for group, (_, rank) in zip(groups, filled, strict=True)]
     cells = []
@@ -88,7 +88,7 @@ def _pooled(found: Sequence[float], write: Callable[[float], str]) -> str:
 
 
 def _plain(found: Sequence[float], write: Callable[[float], str]) -> tuple[str, str]:
-    """The mean and, of several, the sample std."""
+    """Return the mean and, for several values, the sample std."""
     return write(mean(found)), write(stdev(found)) if len(found) > 1 else ""
 
 
@@ -97,7 +97,7 @@ def _missing(column: Column) -> tuple[Cell, None]:
 
 
 def _accuracy(title: str, legend: str, read: Callable[[RunFolder], float | None]) -> Measure:
-    """A column of percents: the more the better, as written, so that equal cells are equally best."""
+    """Return a column of percents, ranked as rounded, so that equal cells are equally good."""
     column = Column(title, legend, (title.replace(" ", "_"), f"{title.replace(' ', '_')}_std"))
 
     def fill(group: RunGroup) -> tuple[Cell, float | None]:
@@ -110,7 +110,7 @@ def _accuracy(title: str, legend: str, read: Callable[[RunFolder], float | None]
 
 
 def _best(ranked: bool) -> Measure:
-    """The best mean over the rounds, and when it was reached."""
+    """Return the column of the best mean of any round, and that round."""
     legend = "best mean as received of any round @ that round"
     column = Column("best", legend, ("best", "best_std", "best_round"))
 
@@ -129,7 +129,7 @@ def _best(ranked: bool) -> Measure:
 def _per_contact(
     title: str, legend: str, size: Callable[[RunFolder], float], floats: Callable[[RunFolder], int]
 ) -> Measure:
-    """What travels for one client in one round, in bytes as measured and in floats: the less the better."""
+    """Return a column of what is sent for one client in one round, in bytes and in floats; less is better."""
     column = Column(title, legend, (f"{title}_bytes", f"{title}_floats"))
 
     def fill(group: RunGroup) -> tuple[Cell, float | None]:
@@ -160,21 +160,21 @@ def _whole_run() -> Measure:
 
 
 def _compared(runs: Sequence[RunFolder]) -> tuple[Measure, ...]:
-    """The columns of the long table; what sets adapted models and newcomers apart is there if any run has them."""
+    """Return the columns of the long table; those about adaptation and newcomers only if a run has them."""
     adapting = any(run.adapts for run in runs)
     return (
         _mean(" (so are worst, p10 and weighted)"),
         *([_BEFORE] if adapting else []),
         *([_NEWCOMERS] if any(run.newcomers is not None for run in runs) else []),
         *_MORE,
-        # As received is not how such methods are used: who leads there may be last in the end.
+        # Methods that adapt are not used as received, so their best round is not ranked.
         _best(ranked=not adapting),
         *_COSTS,
     )
 
 
 def _mean(others: str = "") -> Measure:
-    """The headline, and for the legend which other columns are of the same models."""
+    """Return the main column; its legend names the other columns of the same models."""
     legend = "accuracy in percent, each client on its own test images, after the method's own adaptation if it has one"
     return _accuracy("mean", legend + others, lambda run: run.scores.mean if run.scores else None)
 
