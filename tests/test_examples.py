@@ -2,11 +2,13 @@
 
 import dataclasses
 import importlib
+import inspect
 import os
 import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from promptfed.core.protocols import Data
 from promptfed.core.tree import Tree
 from promptfed.data import DATASETS
 from promptfed.data.partition import PARTITIONS
+from promptfed.methods.fedavg import FedAvg
 from promptfed.methods.pfedpt import PFedPT
 from promptfed.runs import config, nested, registry
 from promptfed.runs.checks import PROMISES, BrokenPromiseError
@@ -113,6 +116,10 @@ def test_own_method_imports_only_what_a_method_may() -> None:
 def test_entry_point_names_the_method(own: Any) -> None:
     project = (ROOT / "examples" / "own_method" / "pyproject.toml").read_text(encoding="utf-8")
     assert f'[project.entry-points."promptfed.methods"]\n{own.name} = "own_method:OwnFedPer"\n' in project
+
+
+def test_the_readme_shows_fedavg_as_it_is() -> None:
+    assert textwrap.dedent(inspect.getsource(FedAvg.fit)) in list(blocks(ROOT / "README.md", "python"))
 
 
 def test_the_page_shows_the_file_itself() -> None:

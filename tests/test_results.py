@@ -231,7 +231,7 @@ def test_what_came_of_the_prompt_as_a_plug_in() -> None:
     assert [gains[cell] for cell in whole] == pytest.approx([21.3, 18.4, 19.7], abs=0.05)
     assert [theirs[cell] for cell in whole] == pytest.approx([18.5, 18.2, 15.3], abs=0.05)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"FedProx gains {gains[whole[1]]:.1f} points by the frame, in print {theirs[whole[1]]:.1f}" in readme
+    assert f"FedProx gains {gains[whole[1]]:.1f} points from the frame, in print {theirs[whole[1]]:.1f}" in readme
     heads = [cell for cell in gains if cell not in whole]
     assert all(abs(found[cell]) < 1 for found in (gains, theirs) for cell in heads)
     assert min(theirs[cell] for cell in heads) > -1e-6
