@@ -14,7 +14,7 @@ export UV_TORCH_BACKEND ?= auto
 endif
 UV = $(BIN)/uv pip install --quiet -p $(VENV) -c constraints.txt
 
-.PHONY: help demo sites-demo test test-slow check format hooks dist try-wheel bench clean
+.PHONY: help demo sites-demo test test-slow check docs format hooks dist try-wheel bench clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list

@@ -80,6 +80,11 @@ def test_every_page_of_the_menu_is_staged_and_every_page_of_docs_in_the_menu(sta
     assert {name for name in pages if not name.endswith("/table.md")} <= shown
 
 
+def test_make_builds_the_site_although_a_folder_has_its_name() -> None:
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+    assert "docs" in phony.split()
+
+
 def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run every command and the Python block in order, the recipes of the demo with fewer rounds and images."""
     load = config.load
