@@ -10,7 +10,7 @@ import torch
 
 from promptfed.core.errors import PromptFedError
 from promptfed.core.tree import Tree
-from promptfed.federation.guards.accountant import epsilon
+from promptfed.federation.guards.accountant import composed_epsilon, epsilon
 from promptfed.federation.loop import rng_for
 from promptfed.sites import coordinator, wire
 from promptfed.sites.settings import Federation
@@ -89,9 +89,12 @@ class Site:
     def restart(self) -> None:
         self.worker = workers(self.folder)["north"]
 
-    def fit(self, number: int, scale: float = 1.0) -> Message:
-        head = {"run": "x", "round": number, "nonce": f"{number:032d}", "site": "north", "client": 0, "classes": []}
-        common = head | {"recipe": self.recipe, "base": "", "settled": "", "keep": True, "test": False}
+    def head(self, number: int, run: str) -> dict[str, object]:
+        head = {"run": run, "round": number, "nonce": f"{number:032d}", "site": "north", "client": 0, "classes": []}
+        return head | {"recipe": self.recipe, "base": "", "settled": "", "keep": True, "test": False}
+
+    def fit(self, number: int, scale: float = 1.0, run: str = "x") -> Message:
+        common = self.head(number, run)
         self.ask(common | {"kind": "hello"}, {})
         place = self.worker._run
         assert place is not None
@@ -150,6 +153,76 @@ def test_a_repeated_round_after_a_crash_costs_a_site_nothing(method: str, tmp_pa
     assert [line["clients"] for line in lines(out)] == [[0, 1, 2]] * 3
     for site in NAMES:
         assert json.loads(next((tmp_path / "home" / site).glob("runs/*/answers.json")).read_text()) == 3
+
+
+def life(site: Site, answers: int) -> None:
+    """Let the owner's terms allow so many answers of the site's recipe in all its life."""
+    most = composed_epsilon(((20.0, answers),), 1e-5) + 1e-9
+    site.worker.home.mkdir(parents=True, exist_ok=True)
+    (site.worker.home / "terms.toml").write_text(f"[guards]\nepsilon_for_life = {most}\n")
+
+
+def test_epsilon_for_life_counts_across_the_names_of_runs_and_restarts(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    life(site, 3)
+    assert "error" not in site.fit(0).head
+    assert "error" not in site.fit(1).head
+    site.restart()
+    assert "error" not in site.fit(0, run="y").head  # another run's budget, the same life
+    refused = site.fit(1, run="z")
+    assert refused.head["error"].startswith("its owner's terms allow ε=")
+    assert refused.head["error"].endswith("at δ=1e-05")
+    assert refused.tree == {}
+    ledger = site.worker.home / "ledger.jsonl"
+    entries = [json.loads(line) for line in ledger.read_text().splitlines()]
+    assert [(entry["run"], entry["round"], entry["noise"]) for entry in entries] == [
+        ("x", 0, 20.0),
+        ("x", 1, 20.0),
+        ("y", 0, 20.0),
+    ]
+    assert ledger.stat().st_mode & 0o777 == 0o600
+
+
+def test_an_answer_asked_for_again_is_in_the_ledger_once(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    life(site, 1)
+    first = site.fit(0)
+    site.restart()
+    assert furthest(site.fit(0).tree, first.tree) == 0
+    assert len((site.worker.home / "ledger.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_torn_ledger_line_never_left_and_a_damaged_one_stops_the_site(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    life(site, 2)
+    site.fit(0)
+    ledger = site.worker.home / "ledger.jsonl"
+    with ledger.open("a") as file:
+        file.write('{"noise": 2')
+    assert "error" not in site.fit(1).head
+    assert len(ledger.read_text().splitlines()) == 2
+    ledger.write_text('{"noise": 0}\n')
+    assert "ledger.jsonl is damaged" in site.fit(0, run="y").head["error"]
+
+
+def test_epsilon_for_life_refuses_answers_without_noise_at_the_site(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    life(site, 2)
+    site.recipe = recipe("fedavg").to_toml()
+    assert (
+        "limit ε for life, so they ask for guards.noise"
+        in site.ask(site.head(0, "x") | {"kind": "hello"}, {}).head["error"]
+    )
+
+
+def test_over_sites_a_draw_that_all_can_compute_does_not_lower_epsilon(tmp_path: Path) -> None:
+    words = ("guards.clip=0.01", "guards.noise=4.0", "guards.entropy=system", "guards.place=central", "per_round=1")
+    out, federation = begin(tmp_path, "fedavg", *words, "rounds=2")
+    summary = coordinator.conduct(out, federation, exchange(tmp_path), ignore)
+    drawn: Any = [line["clients"] for line in lines(out)]
+    for client, spent in enumerate(summary["privacy"]["epsilon"]):
+        assert spent == epsilon(4.0, 1e-5, sum(client in one for one in drawn))
+    assert max(summary["privacy"]["epsilon"]) > epsilon(4.0, 1e-5, 1, (3, 1))
 
 
 def test_a_site_with_no_budget_left_says_so_in_the_coordinators_sentence(tmp_path: Path) -> None:

@@ -12,6 +12,11 @@ except ImportError:  # Windows, where nothing is locked
     fcntl = None  # type: ignore[assignment]
 
 
+def private(path: str, flags: int) -> int:
+    """Open a file that only its owner may read: an `opener` for `open`."""
+    return os.open(path, flags, 0o600)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file in one step."""
     part = path.with_name(f".{path.name}.part")

@@ -117,8 +117,8 @@ def task_for(method: Method, task: Task) -> Task:
     return replace(task, backbone=Cached(task.backbone)) if method.traits.reads == "features" else task
 
 
-def make_loop(plan: Plan, record: Record) -> Loop:
-    """Build the run's clients and its round loop."""
+def make_loop(plan: Plan, record: Record, *, secret_draw: bool = True) -> Loop:
+    """Build the run's clients and its round loop; over sites, who all know the seed, the draw is not secret."""
     recipe, method, dataset, task = plan.recipe, plan.method, plan.dataset, task_for(plan.method, plan.task)
     fleet_options = options.make(FleetOptions, recipe.fleet, "fleet")
     evaluate = options.make(EvaluateOptions, recipe.evaluate, "evaluate")
@@ -137,7 +137,9 @@ def make_loop(plan: Plan, record: Record) -> Loop:
     if stacked:
         fleet = Stacked(method, task, shards, store, fleet_options.width or recipe.per_round or recipe.clients)
     founders = recipe.clients - recipe.newcomers
-    guarded = guards.build(recipe.guards, method, recipe.seed, founders, recipe.per_round or founders)
+    guarded = guards.build(
+        recipe.guards, method, recipe.seed, founders, recipe.per_round or founders, secret_draw=secret_draw
+    )
     groups = _groups(recipe, shards, guarded)
     settings = Settings(
         recipe.seed,

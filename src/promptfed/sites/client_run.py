@@ -96,7 +96,7 @@ def build_client_run(recipe: Recipe, dataset: Dataset, client: int, device: str,
     """
     plan = _plan(recipe, dataset, client, device)
     method, (train,), (test,) = plan.method, plan.partition.train, plan.partition.test
-    alone = make_loop(plan, Record(folder))
+    alone = make_loop(plan, Record(folder), secret_draw=False)
     count = recipe.clients
     shards = Shards(alone.shards.pool, [train] * count, [test] * count, recipe.seed, alone.shards.draws)
 

@@ -134,7 +134,8 @@ def create(folder: Path, recipe: Recipe, federation: Federation) -> None:
         guards.check(recipe.guards, config.build_method(recipe), min(present, recipe.newcomers or present))
     founders = recipe.clients - recipe.newcomers
     drawn = recipe.per_round or founders
-    affordable(recipe, guards.build(recipe.guards, config.build_method(recipe), recipe.seed, founders, drawn))
+    method = config.build_method(recipe)
+    affordable(recipe, guards.build(recipe.guards, method, recipe.seed, founders, drawn, secret_draw=False))
     Record.create(folder, recipe.to_toml(), environment(pick_device("cpu")))
     known = {"sites": federation.sites, "newcomers": recipe.newcomers, "run": f"{folder.name}-{secrets.token_hex(4)}"}
     write_json(folder / names.FEDERATION, known)

@@ -9,6 +9,7 @@ A file with all keys; what is left out is left to the recipe::
     noise = 4.0       # at least so much, added here, before anything leaves
     delta = 1e-5      # at most
     budget = 8.0      # at most, in one run
+    epsilon_for_life = 20.0    # at most, in all runs of this site together
     secure = true     # nothing leaves without masks
 """
 
@@ -36,6 +37,7 @@ class Limits:
     noise: NonNegative = 0.0
     delta: Annotated[float, Range(above=0, most=1)] = 1.0
     budget: NonNegative = 0.0
+    epsilon_for_life: NonNegative = 0.0
     secure: bool = False
 
 
@@ -53,6 +55,8 @@ class Terms:
             raise Refused(f"its owner's terms allow {', '.join(self.methods)}, not {name}")
         if own.secure and not asked.secure:
             raise Refused("its owner's terms ask for guards.secure=true")
+        if own.epsilon_for_life and not (asked.noise and asked.place == "local"):
+            raise Refused("its owner's terms limit ε for life, so they ask for guards.noise, added at the site")
         if own.noise and asked.place != "local":
             raise Refused(f"its owner's terms ask for noise at the site, not guards.place={asked.place}")
         if asked.noise < own.noise:

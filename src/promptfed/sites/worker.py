@@ -1,6 +1,7 @@
 """What a site does with a request: train, test, keep its personal tree in its own folder, and log what leaves.
 
     HOME/terms.toml                the owner's terms, if there are any
+    HOME/ledger.jsonl              a line per noisy answer, of all runs
     HOME/outbox.jsonl              a line per answer: names, shapes, bytes and norms of what was sent, never a value
     HOME/runs/RUN/versions/        personal trees, each named by the round and the request that made it
     HOME/runs/RUN/answers.json, given.safetensors    with noise: the number of answers given, and the last one
@@ -27,16 +28,19 @@ import torch
 from promptfed.core import tree
 from promptfed.core.files import write_json, write_text
 from promptfed.core.tree import Tree
+from promptfed.federation.guards.accountant import Accountant
 from promptfed.federation.store import read_tree, write_tree
 from promptfed.runs.site_model import write_model
 from promptfed.sites import masking, terms, wire
 from promptfed.sites.client_run import ClientRun, build_client_run, own_data, read_recipe, relabelled
+from promptfed.sites.ledger import Ledger
 from promptfed.sites.masking import Masks
 from promptfed.sites.protocol import join_parts, pick_part, version
 from promptfed.sites.wire import Header, Message, Refused
 
 log = logging.getLogger("promptfed.site")
 KEPT = ("run", "round", "nonce", "kind")  # what an answer repeats of its request
+DELTA = 1e-5  # of ε for life, unless the owner's terms name another
 GIVEN = "given.safetensors"  # the last noisy answer
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
 
@@ -151,7 +155,7 @@ class Worker:
         images, parts = fitted.images, {"tested": tree.row(fitted.tested, 0)}
         if not head["keep"]:  # only tested: none of the training is sent
             return Message({"images": images}, join_parts(parts))
-        noisy = self._spend(run, folder)
+        noisy = self._spend(run, folder, head)
         _, up, weight = run.guards.protect(head["round"], torch.tensor(run.client), down, up, weight)
         self._keep(run, folder, head)
         parts = {"up": up, "measures": tree.row(fitted.measures, 0)} | parts
@@ -207,7 +211,7 @@ class Worker:
             raise Refused("this session is for another round")
         return self._masks
 
-    def _spend(self, run: ClientRun, folder: Path) -> bool:
+    def _spend(self, run: ClientRun, folder: Path, head: Header) -> bool:
         """Count the noisy answers of this site in the run, and refuse one beyond its budget; say if this is one."""
         accountant, path = run.guards.accountant, folder / "answers.json"
         if accountant is None or accountant.place != "local":
@@ -215,8 +219,21 @@ class Worker:
         given = json.loads(path.read_text(encoding="utf-8")) if path.exists() else 0
         if accountant.budget and given >= accountant.most(run.client):
             raise Refused(f"its privacy budget allows no more than {given} answers")
+        self._charge(accountant, head)
         write_json(path, given + 1)
         return True
+
+    def _charge(self, accountant: Accountant, head: Header) -> None:
+        """Enter a noisy answer in the ledger of all runs, if the owner's budget for life allows it."""
+        ledger, path = Ledger(self.home), self.home / terms.FILE
+        own = terms.read_terms(path).guards if path.exists() else terms.Limits()
+        delta = own.delta if own.delta < 1 else DELTA  # never the recipe's: a large one would make ε look small
+        if own.epsilon_for_life and (spent := ledger.spent(delta, accountant.noise)) > own.epsilon_for_life:
+            raise Refused(
+                f"its owner's terms allow ε={own.epsilon_for_life:g} for life, and one more answer would make it "
+                f"{spent:.3g} at δ={delta:g}"
+            )
+        ledger.charge(accountant.noise, head["run"], head["round"])
 
     def _evaluate(self, run: ClientRun, folder: Path, message: Message) -> Message:
         head, down, personal = (

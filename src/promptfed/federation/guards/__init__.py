@@ -80,8 +80,13 @@ class Guards:
         return {"epsilon": spent, "delta": self.accountant.delta}
 
 
-def build(table: Mapping[str, Any], method: Method, seed: int, founders: int, per_round: int) -> Guards:
-    """Return the guards of a recipe's table; `per_round` of the `founders` take part in a round."""
+def build(
+    table: Mapping[str, Any], method: Method, seed: int, founders: int, per_round: int, *, secret_draw: bool = True
+) -> Guards:
+    """Return the guards of a recipe's table; `per_round` of the `founders` take part in a round.
+
+    Where every client knows the seed, as over sites, the draw is not secret, and ε is not lowered by it.
+    """
     keys = options.make(GuardOptions, table, "guards")
     noise = (keys.clip, keys.noise, seed, keys.entropy)
     local, central = (bool(keys.noise) and keys.place == place for place in ("local", "central"))
@@ -96,7 +101,7 @@ def build(table: Mapping[str, Any], method: Method, seed: int, founders: int, pe
         chain.append(SecureSum(keys.threshold))
     if central:
         chain.append(CentralNoise(*noise))
-    accountant = Accountant(keys.noise, keys.delta, keys.budget, keys.place, founders, per_round)
+    accountant = Accountant(keys.noise, keys.delta, keys.budget, keys.place, founders, per_round, secret_draw)
     return Guards(tuple(chain), accountant if keys.noise else None)
 
 

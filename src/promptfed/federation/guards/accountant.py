@@ -46,6 +46,21 @@ def epsilon(noise: float, delta: float, times: int, sample: tuple[int, int] | No
     return min(plain, spent(dp_accounting.SampledWithoutReplacementDpEvent(*sample, release), ORDERS))
 
 
+@lru_cache(maxsize=4096)
+def composed_epsilon(times: tuple[tuple[float, int], ...], delta: float) -> float:
+    """Return ε after releases with different noise: `times` says how many there were with each."""
+    if not times:
+        return 0.0
+    require_accountant()
+    import dp_accounting
+    from dp_accounting import rdp
+
+    accountant = rdp.RdpAccountant(None, dp_accounting.NeighboringRelation.REPLACE_ONE)
+    for noise, count in times:
+        accountant.compose(dp_accounting.GaussianDpEvent(noise / 2), count)
+    return float(accountant.get_epsilon(delta))
+
+
 @dataclass(frozen=True)
 class Accountant:
     """Counts what each client has spent, from who took part in which round."""
@@ -56,6 +71,7 @@ class Accountant:
     place: Literal["local", "central"]
     founders: int  # clients with a lower number are drawn every round; the others come later, and all of them
     per_round: int
+    secret_draw: bool = True  # those who read the result cannot compute who was drawn
 
     def spent(self, rounds: Sequence[Sequence[int]], clients: Sequence[int]) -> list[float]:
         """Return the ε of each of `clients` after `rounds`, each a list of who took part."""
@@ -68,7 +84,7 @@ class Accountant:
 
     def _sampled(self, client: int) -> bool:
         """Say whether the draw hides a client; it hides no local answer, and no newcomer, since all of them come."""
-        return self.place == "central" and client < self.founders
+        return self.secret_draw and self.place == "central" and client < self.founders
 
     def _cost(self, times: int, client: int) -> float:
         sample = (self.founders, self.per_round) if self._sampled(client) else None
