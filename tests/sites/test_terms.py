@@ -37,7 +37,7 @@ def written(folder: Path, text: str) -> Path:
 
 def test_what_is_within_the_terms_is_allowed(tmp_path: Path) -> None:
     terms = read_terms(written(tmp_path, STRICT))
-    assert terms == Terms(("fedavg", "pfedpg"), Limits(1.0, 4.0, 1e-5, 8.0, secure=True))
+    assert terms == Terms(("fedavg", "pfedpg"), guards=Limits(1.0, 4.0, 1e-5, 8.0, secure=True))
     terms.check(recipe("fedavg", *KEPT))
     terms.check(recipe("fedavg", *KEPT, "guards.noise=9", "guards.delta=1e-6", "guards.budget=2"))
 
@@ -91,7 +91,6 @@ def test_terms_that_are_not_there_cannot_be_read(tmp_path: Path) -> None:
 
 def test_a_site_answers_no_request_beyond_its_terms(tmp_path: Path) -> None:
     north = workers(tmp_path)["north"]
-    north.home.mkdir(parents=True)
     written(north.home, "[guards]\nnoise = 4.0")
     head = {"run": "x", "round": 0, "nonce": "0", "kind": "hello", "site": "north", "client": 0, "classes": []}
     bare = Message(head | {"recipe": recipe("fedavg").to_toml()}, {})
@@ -105,7 +104,6 @@ def test_a_site_answers_no_request_beyond_its_terms(tmp_path: Path) -> None:
 
 def test_broken_terms_let_nothing_through(tmp_path: Path) -> None:
     north = workers(tmp_path)["north"]
-    north.home.mkdir(parents=True)
     written(north.home, "secret = 'the owner typed this'")
     head = {"run": "x", "round": 0, "nonce": "0", "kind": "hello", "site": "north", "client": 0, "classes": []}
     answer = north.answer(wire.pack(Message(head | {"recipe": recipe("fedavg").to_toml()}, {})))

@@ -16,6 +16,7 @@ from promptfed.runs.config import Recipe
 from promptfed.runs.execution import start
 from promptfed.sites import coordinator
 from promptfed.sites.settings import Federation
+from promptfed.sites.terms import FILE
 from promptfed.sites.worker import Worker
 from support.sites_in_threads import Threads
 
@@ -109,9 +110,17 @@ Ask = Callable[[bytes], bytes]
 Change = Callable[[str, Ask], Ask]
 
 
-def workers(folder: Path) -> dict[str, Worker]:
-    """Return the three sites as objects, their state under folder/home."""
+OPEN = 'evaluation = "exact"\nmin_test = 1\n'  # few images, and results that are compared with a simulation's
+
+
+def workers(folder: Path, terms: str = OPEN) -> dict[str, Worker]:
+    """Return the three sites as objects, their state under folder/home; terms that are already there stay."""
     files = write_sites(folder)
+    for name in NAMES:
+        path = folder / "home" / name / FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if terms != OPEN or not path.exists():
+            path.write_text(terms, encoding="utf-8")
     return {name: Worker(name, folder / "home" / name, str(files[name]), "cpu") for name in NAMES}
 
 
@@ -122,9 +131,9 @@ def begin(folder: Path, method: str, *more: str, federation: Federation | None =
     return out, federation
 
 
-def exchange(folder: Path, change: Change = lambda site, ask: ask) -> Threads:
+def exchange(folder: Path, change: Change = lambda site, ask: ask, terms: str = OPEN) -> Threads:
     """Return an exchange with the three sites, each of whose answering `change` may tamper with."""
-    return Threads({name: change(name, worker.answer) for name, worker in workers(folder).items()})
+    return Threads({name: change(name, worker.answer) for name, worker in workers(folder, terms).items()})
 
 
 def simulate(folder: Path, method: str, *more: str) -> Path:

@@ -203,7 +203,7 @@ class Loop:
         right, total = torch.zeros(len(self._present(t))), torch.zeros(len(self._present(t)))
         right[clients], total[clients] = fitted.tested["correct"].float(), fitted.tested["count"].float()
         return {
-            "loss": float(received["loss"].sum() / received["count"].sum()) if received["count"].any() else None,
+            "loss": _mean_loss(received),
             "received": score(received["correct"].tolist(), received["count"].tolist()),
             "trained": score(right.tolist(), total.tolist()),
         }
@@ -212,7 +212,7 @@ class Loop:
         """Return the last round's line with the scores of the final state as this loop's method tests it."""
         received = self._evaluate(self.server, self.finished - 1, adapt=False)
         return line | {
-            "loss": float(received["loss"].sum() / received["count"].sum()) if received["count"].any() else None,
+            "loss": _mean_loss(received),
             "received": score(received["correct"].tolist(), received["count"].tolist()),
             "trained": None,  # what the clients sent is gone
             "deployed": self._deployed_score(self.server),
@@ -285,6 +285,12 @@ class Loop:
     def _evaluate(self, server: Tree, t: int, *, adapt: bool) -> Tree:
         download = partial(self.method.download, self.task, server)
         return self.fleet.evaluate(t, self._present(t), download, adapt=adapt)
+
+
+def _mean_loss(sums: Tree) -> float | None:
+    """Return the mean loss over all test images; real sites may keep their losses to themselves."""
+    known = "loss" in sums and sums["count"].any()
+    return float(sums["loss"].sum() / sums["count"].sum()) if known else None
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,9 @@ class Expected:
         return {MASKED: (torch.int64, (tree.floats(self.up) + 1,))} | plain
 
 
+COUNTS = ("correct", "count")  # of the sums over test images
+
+
 class RemoteFleet:
     """The sites as a fleet. A site without a valid answer in time has not taken part in the round."""
 
@@ -160,7 +163,8 @@ class RemoteFleet:
     ) -> Fitted:
         self.answered = torch.tensor(list(good), dtype=torch.long)
         self.versions = {client: version(round, answer.head["nonce"]) for client, answer in good.items()}
-        measures = tree.stack([pick_part(answer.tree, "measures") for answer in good.values()])
+        told = [part for answer in good.values() if (part := pick_part(answer.tree, "measures"))]
+        measures = tree.stack(told) if told else {}
         return Fitted(up, weights, measures, self._sums(asked, good) if test else {}, _images(good))
 
     def suspects(self) -> list[int]:
@@ -194,7 +198,7 @@ class RemoteFleet:
         expected = {name: shape for name, shape in whole.items() if wanted.get(name[: len("tested.")], keep)}
 
         def check(site: str, answer: Message) -> None:
-            wire.check(answer.tree, expected)
+            wire.check(answer.tree, _told(answer.tree, expected))
             declared = self.expected.weights[self._number(site)]
             if keep and not masked and float(answer.tree["weight"]) != declared:
                 raise Refused(f"its weight is {float(answer.tree['weight']):g}, but it declared {declared:g}")
@@ -206,16 +210,35 @@ class RemoteFleet:
         return check
 
     def _check_evaluate(self, site: str, answer: Message) -> None:
-        wire.check(answer.tree, self.expected.evaluate)
+        wire.check(answer.tree, _told(answer.tree, self.expected.evaluate))
         _check_sums(answer.tree, self.expected.tests[self._number(site)])
 
     def _number(self, site: str) -> int:
         return self.messenger.federation.sites.index(site)
 
     def _sums(self, asked: Sequence[int], good: Mapping[int, Message]) -> Tree:
-        zero = {name: torch.zeros(shape, dtype=dtype) for name, (dtype, shape) in self.expected.evaluate.items()}
-        rows = [good[client].tree if client in good else zero for client in asked]
-        return tree.stack([pick_part(row, "tested") for row in rows])
+        """Return sums [C], zero for a site that tells none; beside the counts only what all others tell."""
+        told = {client: part for client, answer in good.items() if (part := pick_part(answer.tree, "tested"))}
+        zero = {
+            name: torch.zeros(shape, dtype=dtype)
+            for name, (dtype, shape) in pick_part(self.expected.evaluate, "tested").items()
+            if name in COUNTS or all(name in part for part in told.values())
+        }
+        return tree.stack([tree.pick(told[client], list(zero)) if client in told else zero for client in asked])
+
+
+def _told(answer: Tree, expected: Shapes) -> Shapes:
+    """Return what of `expected` must be in an answer: a site may keep measures and test results to itself.
+
+    Of the results it tells all, or none but the counts, or none.
+    """
+    groups = [
+        [name for name in expected if name.startswith("measures.")],
+        [f"tested.{name}" for name in COUNTS if f"tested.{name}" in expected],
+        [name for name in expected if name.startswith("tested.") and name.removeprefix("tested.") not in COUNTS],
+    ]
+    untold = {name for group in groups if not answer.keys() & set(group) for name in group}
+    return {name: shape for name, shape in expected.items() if name not in untold}
 
 
 def _images(good: Mapping[int, Message]) -> int:

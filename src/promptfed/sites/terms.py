@@ -3,6 +3,13 @@
 A file with all keys; what is left out is left to the recipe::
 
     methods = ["pfedpg", "fedvpt"]    # no others
+    backbones = ["vit", "vit:facebook/dinov2-small"]    # no others; weights that a name brings along, or these
+    split = "test"            # which images are tested on
+    evaluation = "coarse"     # test results: "exact", "coarse" or "none"
+    min_test = 10             # test images at least, or no result leaves
+    max_evaluations = 1000    # results, in all runs together
+    max_rounds = 100          # of a run
+    max_runs = 20             # in the life of this site
 
     [guards]
     clip = 1.0        # at most so far may an answer move
@@ -14,19 +21,22 @@ A file with all keys; what is left out is left to the recipe::
 """
 
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
+from promptfed.backbones import BACKBONES
 from promptfed.core import options
 from promptfed.core.errors import PromptFedError, choice
-from promptfed.core.options import NonNegative, Range
+from promptfed.core.options import NonNegative, Range, Whole
 from promptfed.federation.guards import GuardOptions
 from promptfed.runs import registry
 from promptfed.runs.recipe import PROMPTED, Recipe
+from promptfed.sites.disclosure import Detail
 from promptfed.sites.wire import Refused
 
 FILE = "terms.toml"
+LOADED = ("weights", "vision")  # the options of a backbone that name files or models of the hub
 
 
 @dataclass(frozen=True)
@@ -46,13 +56,32 @@ class Terms:
     """What a site's owner agrees to."""
 
     methods: tuple[str, ...] = ()  # none: all
+    backbones: tuple[str, ...] = ()  # none: all; NAME, or NAME:WEIGHTS for other weights than its own
+    split: Literal["any", "test", "val"] = "any"
+    evaluation: Literal["auto", "exact", "coarse", "none"] = "auto"  # auto: none with noise at the site, else coarse
+    min_test: Whole = 10
+    max_evaluations: Whole = 1000  # 0: any number, as below
+    max_rounds: Whole = 0
+    max_runs: Whole = 0
     guards: Limits = Limits()
+
+    def detail(self, noisy: bool, images: int) -> Detail:
+        """Return how test results leave the site: the noise of its answers does not cover them."""
+        if images < self.min_test:
+            return "none"
+        return ("none" if noisy else "coarse") if self.evaluation == "auto" else self.evaluation
 
     def check(self, recipe: Recipe) -> None:
         """Refuse a recipe that these terms do not allow, and say why."""
         name, asked, own = str(recipe.method["name"]), options.make(GuardOptions, recipe.guards, "guards"), self.guards
         if self.methods and name not in self.methods:
             raise Refused(f"its owner's terms allow {', '.join(self.methods)}, not {name}")
+        if self.backbones and (found := _backbone(recipe)) not in self.backbones:
+            raise Refused(f"its owner's terms allow {', '.join(self.backbones)}, not {found}")
+        if self.split not in ("any", split := recipe.evaluate["split"]):
+            raise Refused(f"its owner's terms ask for evaluate.split={self.split}, not {split}")
+        if self.max_rounds and total_rounds(recipe) > self.max_rounds:
+            raise Refused(f"its owner's terms allow {self.max_rounds} rounds, not {total_rounds(recipe)}")
         if own.secure and not asked.secure:
             raise Refused("its owner's terms ask for guards.secure=true")
         if own.epsilon_for_life and not (asked.noise and asked.place == "local"):
@@ -67,6 +96,19 @@ class Terms:
             most, found = getattr(own, key), getattr(asked, key)
             if most and not 0 < found <= most:  # 0 is no limit at all
                 raise Refused(f"its owner's terms ask for guards.{key}={most:g} at most, not {found:g}")
+
+
+def total_rounds(recipe: Recipe) -> int:
+    """Return the rounds of a recipe, those of its newcomers included."""
+    return recipe.rounds + (recipe.join_rounds if recipe.newcomers else 0)
+
+
+def _backbone(recipe: Recipe) -> str:
+    """Return a recipe's backbone as terms name it."""
+    name, table = str(recipe.backbone["name"]), recipe.backbone
+    usual = options.defaults(BACKBONES[name])
+    loaded = [str(table[key]) for key in LOADED if table.get(key, "") != usual.get(key, "")]
+    return ":".join([name, *loaded])
 
 
 def read_terms(path: Path) -> Terms:
@@ -89,4 +131,12 @@ def read_terms(path: Path) -> Terms:
     for name in made.methods:
         if name.removesuffix(PROMPTED) not in registry.methods():
             raise choice("method", name, registry.methods(), str(path))
-    return Terms(made.methods, options.make(Limits, limits, "guards"))
+    for name in made.backbones:
+        if name.partition(":")[0] not in BACKBONES:
+            raise choice("backbone", name, BACKBONES, str(path))
+    return replace(made, guards=options.make(Limits, limits, "guards"))
+
+
+def of_site(home: Path) -> Terms:
+    """Return the terms in a site's folder; without a file, those that need no owner to insist on them."""
+    return read_terms(home / FILE) if (home / FILE).exists() else Terms()

@@ -5,6 +5,7 @@
     HOME/outbox.jsonl              a line per answer: names, shapes, bytes and norms of what was sent, never a value
     HOME/runs/RUN/versions/        personal trees, each named by the round and the request that made it
     HOME/runs/RUN/answers.json, given.safetensors    with noise: the number of answers given, and the last one
+    HOME/tests.json, HOME/runs/RUN/tests.json, models.json     what it has told about tests, and trained from
     HOME/runs/RUN/revealed.json    with secure aggregation: the last round it helped to sum, and of whom
     HOME/runs/RUN/model.safetensors, model.json, report.json     the site's result
 
@@ -12,27 +13,29 @@ A request names the version it builds on. So a round that came to nothing, a lat
 back to its last checkpoint leaves no trace in the site's state.
 """
 
-import hashlib
 import json
 import logging
 import re
 import time
-import tomllib
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import torch
 
 from promptfed.core import tree
-from promptfed.core.files import write_json, write_text
+from promptfed.core.files import write_json
 from promptfed.core.tree import Tree
+from promptfed.federation.fleet import Fitted
 from promptfed.federation.guards.accountant import Accountant
 from promptfed.federation.store import read_tree, write_tree
 from promptfed.runs.site_model import write_model
 from promptfed.sites import masking, terms, wire
-from promptfed.sites.client_run import ClientRun, build_client_run, own_data, read_recipe, relabelled
+from promptfed.sites.admission import admit
+from promptfed.sites.client_run import ClientRun, build_client_run, own_data, relabelled
+from promptfed.sites.disclosure import Disclosure, Purpose, digest
 from promptfed.sites.ledger import Ledger
 from promptfed.sites.masking import Masks
 from promptfed.sites.protocol import join_parts, pick_part, version
@@ -95,22 +98,17 @@ class Worker:
             raise Refused("the request does not name a round")
         wire.check_finite(message.tree)
         folder = self.home / "runs" / head["run"]
-        folder.mkdir(parents=True, exist_ok=True)
-        return kinds[head["kind"]](self._client_run(head, folder), folder, message)
+        run = self._client_run(head, folder)
+        if head["round"] > (last := terms.total_rounds(run.recipe)):
+            raise Refused(f"the recipe has {last} rounds, and this is a request for round {head['round'] + 1}")
+        return kinds[head["kind"]](run, folder, message)
 
     def _client_run(self, head: Header, folder: Path) -> ClientRun:
         """Return this site's end of the run, built at the first request: the backbone is loaded once."""
         key, classes = (head["run"], head["recipe"], head["client"]), tuple(head["classes"] or ())
         # the first request may leave the classes open; the site then uses its own
         if self._run is None or key != self._key or classes not in ((), self._run.dataset.classes):
-            if not self.foreign_methods:
-                _refuse_foreign(head["recipe"])
-            recipe = read_recipe(head["recipe"], "the coordinator")
-            _pin(folder / "asked.toml", head["recipe"])
-            if (self.home / terms.FILE).exists():
-                terms.read_terms(self.home / terms.FILE).check(recipe)
-            if recipe.guards.get("noise") and recipe.guards["entropy"] != "system":
-                raise Refused("noise that the coordinator can compute hides nothing; set guards.entropy=system")
+            recipe = admit(head["recipe"], folder, terms.of_site(self.home), foreign_methods=self.foreign_methods)
             dataset = own_data(self.data, recipe)
             if classes:
                 dataset = relabelled(dataset, classes)
@@ -119,6 +117,13 @@ class Worker:
             self._key, self._once = key, {}
             log.info("run %s: %s images", head["run"], len(dataset))
         return self._run
+
+    def _disclosure(self, run: ClientRun, folder: Path) -> Disclosure:
+        """Return what may be told about tests in this run."""
+        own, accountant = terms.of_site(self.home), run.guards.accountant
+        noisy = accountant is not None and accountant.place == "local"
+        detail = own.detail(noisy, len(run.shards.rows["test"][run.client]))
+        return Disclosure(self.home, folder, detail, own.max_evaluations, terms.total_rounds(run.recipe))
 
     def _hello(self, run: ClientRun, folder: Path, message: Message) -> Message:
         shards, client = run.shards, run.client
@@ -144,28 +149,47 @@ class Worker:
 
     def _train(self, run: ClientRun, folder: Path, head: Header, down: Tree, personal: Tree) -> Message:
         """Train from `down`, and return what may leave: clipped and with noise, if the recipe says so."""
-        run.store.put(run.client, personal)
-        run.store.seal()
-        fitted = run.fleet.fit(
-            head["round"], torch.tensor([run.client]), _stacked(down), keep=head["keep"], test=head["test"]
-        )
+        limits, model = self._disclosure(run, folder), digest(down, personal)
+        if not head["keep"]:
+            return self._test_training(run, limits, head, down, personal)
+        limits.train(f"{head['round']} {model}")
+        test = head["test"] and limits.detail != "none"
+        fitted = self._fit_once(run, head, down, personal, test)
         up, weight = tree.row(fitted.up, 0), fitted.weights[0]
         if private := sorted(up.keys() & personal.keys()):
             raise Refused(f"{private} are personal and must not leave the site")
-        images, parts = fitted.images, {"tested": tree.row(fitted.tested, 0)}
-        if not head["keep"]:  # only tested: none of the training is sent
-            return Message({"images": images}, join_parts(parts))
         noisy = self._spend(run, folder, head)
+        if noisy:  # a number that is not finite would show through any noise
+            up = {name: value.nan_to_num(0.0, 0.0, 0.0) for name, value in up.items()}
         _, up, weight = run.guards.protect(head["round"], torch.tensor(run.client), down, up, weight)
         self._keep(run, folder, head)
-        parts = {"up": up, "measures": tree.row(fitted.measures, 0)} | parts
-        answer = Message({"images": images}, join_parts(parts) | {"weight": weight})
+        parts = {"up": up}
+        if limits.detail == "exact" and not noisy:
+            parts["measures"] = tree.row(fitted.measures, 0)
+        if test:
+            parts["tested"] = limits.test(head["round"], "trained", model, lambda: tree.row(fitted.tested, 0))
+        answer = Message({"images": fitted.images}, join_parts(parts) | {"weight": weight})
         if noisy:
             about = {"key": _key(head, down), "version": version(head["round"], head["nonce"])}
             whole = folder / f"{GIVEN}.part"
             whole.write_bytes(wire.pack(Message(answer.head | about, answer.tree)))
             whole.replace(folder / GIVEN)
         return answer
+
+    def _fit_once(self, run: ClientRun, head: Header, down: Tree, personal: Tree, test: bool) -> Fitted:
+        run.store.put(run.client, personal)
+        run.store.seal()
+        who = torch.tensor([run.client])
+        return run.fleet.fit(head["round"], who, _stacked(down), keep=head["keep"], test=test)
+
+    def _test_training(self, run: ClientRun, limits: Disclosure, head: Header, down: Tree, personal: Tree) -> Message:
+        """Train only to test what comes of it: none of the training is sent."""
+
+        def fresh() -> Tree:
+            return tree.row(self._fit_once(run, head, down, personal, test=True).tested, 0)
+
+        tested = limits.test(head["round"], "after", digest(down, personal), fresh)
+        return Message({"images": 0}, join_parts({"tested": tested}))
 
     def _repeat_answer(self, folder: Path, head: Header, down: Tree) -> Message | None:
         """Return the last noisy answer if it is requested again: new noise would reveal more, and cost more."""
@@ -243,12 +267,18 @@ class Worker:
         )
         run.store.put(run.client, personal)
         run.store.seal()
-        client = torch.tensor([run.client])
-        sums = run.fleet.evaluate(head["round"], client, lambda _: _stacked(down), adapt=head["adapt"])
-        sums = tree.row(sums, 0)
+
+        @cache
+        def sums() -> Tree:
+            client = torch.tensor([run.client])
+            found = run.fleet.evaluate(head["round"], client, lambda _: _stacked(down), adapt=head["adapt"])
+            return tree.row(found, 0)
+
         if head["final"]:
-            self._conclude(run, folder, head, down, personal, sums)
-        return Message({}, join_parts({"tested": sums}))
+            self._conclude(run, folder, head, down, personal, sums())
+        purpose: Purpose = "adapted" if head["adapt"] else "received"
+        tested = self._disclosure(run, folder).test(head["round"], purpose, digest(down, personal), sums)
+        return Message({}, join_parts({"tested": tested}))
 
     def _conclude(self, run: ClientRun, folder: Path, head: Header, down: Tree, personal: Tree, sums: Tree) -> None:
         """Write the site's result: its model, and a report of its own accuracy."""
@@ -320,31 +350,9 @@ class Worker:
             file.write(json.dumps(line | {"tensors": tensors}) + "\n")
 
 
-def _refuse_foreign(text: str) -> None:
-    """Refuse a recipe that names a method by a dotted path, before anything of that path is imported."""
-    try:
-        method = tomllib.loads(text).get("method", {})
-    except tomllib.TOMLDecodeError as error:
-        raise Refused("the recipe is not valid TOML") from error
-    name = method.get("name", "") if isinstance(method, dict) else method
-    if ":" in str(name):
-        raise Refused(f"method {name} is not PromptFed's own; this site runs no other code")
-
-
-def _pin(path: Path, text: str) -> None:
-    """Refuse a recipe other than the one the run began with: the site agreed to its guards."""
-    if not path.exists():
-        write_text(path, text)
-    elif path.read_text(encoding="utf-8") != text:
-        raise Refused("this run began with another recipe, which cannot change")
-
-
 def _key(head: Header, down: Tree) -> str:
     """Return a fingerprint of a training request, the same whenever it is repeated."""
-    found = hashlib.sha256(json.dumps([head["round"], head["base"], head["test"]]).encode())
-    for name, value in down.items():
-        found.update(name.encode() + value.cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+    return f"{head['round']} {head['base']} {head['test']} {digest(down)}"
 
 
 def _stacked(single: Tree) -> Tree:

@@ -1,0 +1,48 @@
+"""Whether a site takes part in a run: its recipe is PromptFed's own, within the owner's terms, and never changes."""
+
+import tomllib
+from pathlib import Path
+
+from promptfed.core.files import write_text
+from promptfed.runs.recipe import Recipe
+from promptfed.sites.client_run import read_recipe
+from promptfed.sites.terms import Terms
+from promptfed.sites.wire import Refused
+
+ASKED = "asked.toml"
+
+
+def admit(text: str, folder: Path, terms: Terms, *, foreign_methods: bool) -> Recipe:
+    """Return the recipe of a run whose state is in `folder`, or refuse it before anything is read or trained."""
+    if not foreign_methods:
+        _refuse_foreign(text)
+    recipe = read_recipe(text, "the coordinator")
+    terms.check(recipe)
+    if recipe.guards.get("noise") and recipe.guards["entropy"] != "system":
+        raise Refused("noise that the coordinator can compute hides nothing; set guards.entropy=system")
+    _pin(folder, text, terms.max_runs)
+    return recipe
+
+
+def _refuse_foreign(text: str) -> None:
+    """Refuse a recipe that names a method by a dotted path, before anything of that path is imported."""
+    try:
+        method = tomllib.loads(text).get("method", {})
+    except tomllib.TOMLDecodeError as error:
+        raise Refused("the recipe is not valid TOML") from error
+    name = method.get("name", "") if isinstance(method, dict) else method
+    if ":" in str(name):
+        raise Refused(f"method {name} is not PromptFed's own; this site runs no other code")
+
+
+def _pin(folder: Path, text: str, most: int) -> None:
+    """Refuse a recipe other than the one the run began with, and a new run beyond those the owner allows."""
+    path = folder / ASKED
+    if path.exists():
+        if path.read_text(encoding="utf-8") != text:
+            raise Refused("this run began with another recipe, which cannot change")
+        return
+    if most and len(list(folder.parent.glob(f"*/{ASKED}"))) >= most:
+        raise Refused(f"its owner's terms allow {most} runs, and this would be another one")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(path, text)
