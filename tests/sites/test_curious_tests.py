@@ -7,6 +7,9 @@ import pytest
 import torch
 
 from promptfed.sites import coordinator
+from promptfed.sites.child_process import Child
+from promptfed.sites.disclosure import coarse
+from promptfed.sites.worker_command import worker_command
 from support.curious import Prober
 from support.faults import ignore
 from support.three_sites import begin, exchange, furthest, lines, recipe
@@ -128,3 +131,37 @@ def test_a_run_whose_sites_tell_little_or_nothing_ends_well(terms: str, tmp_path
     for site in federation.sites:  # its owner still learns how good the model is
         (path,) = (tmp_path / "home" / site).glob("runs/*/report.json")
         assert json.loads(path.read_text())["accuracy"] is not None
+
+
+@pytest.mark.parametrize(
+    ("correct", "count", "told"),
+    [(0, 3, 0), (2, 3, 2), (20, 20, 20), (13, 25, 14), (25, 25, 25), (103, 200, 100), (104, 200, 100), (106, 200, 110)],
+)
+def test_coarse_counts(correct: int, count: int, told: int) -> None:
+    sums = {"correct": torch.tensor(float(correct)), "loss": torch.tensor(0.7), "count": torch.tensor(float(count))}
+    found = coarse(sums)
+    assert {name: float(value) for name, value in found.items()} == {"correct": told, "count": count}
+
+
+@pytest.mark.parametrize("count", [1, 19, 20, 21, 39, 40, 41, 59, 399, 10_007])
+def test_a_coarse_count_is_one_of_21(count: int) -> None:
+    size = torch.tensor(float(count))
+    levels = {
+        float(coarse({"correct": torch.tensor(float(right)), "count": size})["correct"]) for right in range(count + 1)
+    }
+    assert len(levels) <= 21
+    assert 0 <= min(levels) <= max(levels) <= count
+
+
+def test_the_worker_of_a_real_site_gives_no_more(tmp_path: Path) -> None:
+    prober = Prober(tmp_path, recipe("fedavg"), SMALL)
+    models = [prober.model(seed, run="twin") for seed in range(20)]
+    own = prober.worker
+    child = Child(worker_command("north", own.home, own.data, "cpu"), tmp_path / "worker.log")
+    try:
+        prober.answer = child.ask
+        results = [prober.ask("evaluate", model, adapt=False, final=False) for model in models]
+        assert [set(result.tree) for result in results] == [COUNTS] + [set()] * 19
+        assert not any("error" in result.head for result in results)
+    finally:
+        child.close()

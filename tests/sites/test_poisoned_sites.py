@@ -10,11 +10,12 @@ from promptfed.core.errors import PromptFedError
 from promptfed.runs import config
 from promptfed.sites import coordinator, wire
 from promptfed.sites.settings import Federation
+from promptfed.sites.terms import FILE
 from promptfed.sites.wire import Message
 from promptfed.sites.worker import Worker
 from support.faults import ignore
 from support.sites_in_threads import Threads
-from support.three_sites import SETTINGS, SIDE, Ask, lines
+from support.three_sites import OPEN, SETTINGS, SIDE, Ask, lines
 
 NAMES = tuple(f"site-{number}" for number in range(10))
 POISONED = NAMES[3], NAMES[8]
@@ -55,6 +56,9 @@ def poison(ask: Ask) -> Ask:
 def honest_accuracy(folder: Path, poisoned: bool, *guards: str) -> float:
     """Return the mean accuracy of the eight honest sites after the last round; none if the run has diverged."""
     folder.mkdir()
+    for name in NAMES:
+        (folder / name).mkdir()
+        (folder / name / FILE).write_text(OPEN)
     asks: dict[str, Ask] = {
         name: Worker(name, folder / name, str(write_site(folder, number)), "cpu").answer
         for number, name in enumerate(NAMES)

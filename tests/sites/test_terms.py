@@ -67,8 +67,34 @@ def test_another_method_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    ("terms", "words", "sentence"),
+    [
+        (Terms(backbones=("vit",)), (), "allow vit, not cnn"),
+        (Terms(backbones=("vit",)), ("backbone.name=vit", "backbone.weights=facebook/dino"), "not vit:facebook/dino"),
+        (Terms(split="test"), ("evaluate.split=val",), "ask for evaluate.split=test, not val"),
+        (Terms(max_rounds=2), (), "allow 2 rounds, not 3"),
+        (Terms(max_rounds=3), ("newcomers=1", "join_rounds=2"), "allow 3 rounds, not 5"),
+    ],
+)
+def test_what_is_trained_and_tested_can_be_fixed(terms: Terms, words: tuple[str, ...], sentence: str) -> None:
+    method = "pfedpg" if "backbone.name=vit" in words else "fedavg"
+    with pytest.raises(Refused, match=f"its owner's terms {sentence}|{sentence}$"):
+        terms.check(recipe(method, *words))
+
+
+def test_backbones_on_the_list_are_allowed() -> None:
+    terms = Terms(backbones=("cnn", "vit", "vit:facebook/dino"), split="test", max_rounds=3)
+    terms.check(recipe("fedavg"))
+    terms.check(recipe("pfedpg"))
+    terms.check(recipe("pfedpg", "backbone.weights=facebook/dino"))
+
+
+@pytest.mark.parametrize(
     ("text", "sentence"),
     [
+        ("backbones = ['vitt']", 'Unknown backbone "vitt" in .*; did you mean "vit"?'),
+        ("evaluation = 'vague'", "evaluation"),
+        ("min_test = -1", "min_test"),
         ("method = ['fedavg']", 'Unknown key "method" in .*; did you mean "methods"?'),
         ("methods = ['fedavgg']", 'Unknown method "fedavgg" in .*; did you mean "fedavg"?'),
         ("methods = 'fedavg'", "methods"),

@@ -23,6 +23,7 @@ class Prober:
     def restart(self) -> None:
         """Let the site forget what it has only in memory."""
         self.worker = workers(self.folder, self.terms)["north"]
+        self.answer = self.worker.answer
 
     def ask(self, kind: str, content: Tree | None = None, run: str = "x", number: int = 0, **more: object) -> Message:
         """Send a request and return the answer."""
@@ -30,7 +31,7 @@ class Prober:
         head = {"run": run, "round": number, "nonce": f"{self.count:032d}", "kind": kind, "site": "north", "client": 0}
         versions = {"names": list(content or {}), "base": "", "settled": "", "classes": [], "recipe": self.recipe}
         request = wire.pack(Message(head | versions | more, content or {}))
-        return wire.unpack(self.worker.answer(request), 2**30)
+        return wire.unpack(self.answer(request), 2**30)
 
     def model(self, seed: int, run: str = "x") -> Tree:
         """Return a model of the coordinator's own choice."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from support.three_sites import NAMES, write_sites
+from support.three_sites import NAMES, OPEN, write_sites
 
 # Many processes import the same packages: compile them once, wherever bytecode is not written beside the sources.
 ENVIRONMENT = os.environ | {
@@ -49,6 +49,7 @@ class Loopback:
         names = ", ".join(f'"{name}"' for name in NAMES)
         lines = [f"sites = [{names}]", f"port = {port}", f"admin_port = {admin_port}", *keys]
         (folder / "fed.toml").write_text("\n".join(lines))
+        (folder / "terms.toml").write_text(OPEN)
         made = promptfed("sites", "init", "fed.toml", cwd=folder)
         assert made.returncode == 0, made.stderr
 
@@ -72,7 +73,8 @@ class Loopback:
     def join(self, site: str) -> None:
         """Start a site."""
         kit = Path("federation") / "kits" / f"{site}.zip"
-        self.start(site, "join", kit, "--data", self.files[site], "--home", self.home(site), "--device", "cpu")
+        own = ("--data", self.files[site], "--home", self.home(site), "--terms", self.folder / "terms.toml")
+        self.start(site, "join", kit, *own, "--device", "cpu")
 
     def home(self, site: str) -> Path:
         """Return the folder in which a site keeps its state."""

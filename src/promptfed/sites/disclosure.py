@@ -44,7 +44,7 @@ def coarse(sums: Tree) -> Tree:
     """Return the counts alone, the correct answers to the nearest of about 20 steps."""
     count = float(sums["count"])
     step = max(1.0, -(-count // STEPS))
-    correct = min(count, step * float((sums["correct"].double() / step).round()))
+    correct = min(count, step * ((float(sums["correct"]) / step + 0.5) // 1))
     return {"correct": torch.full_like(sums["correct"], correct), "count": sums["count"]}
 
 
