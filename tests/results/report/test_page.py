@@ -67,7 +67,7 @@ def test_newcomers_stand_beside_founders(make_run: MakeRun) -> None:
     assert "Newcomers 69.00 % best of all: pfedpt; founders 79.50 %" in both.text
     assert "newcomers join in round 7 and count" in both.text
     some = read(write_report([late, make_run("c", method="local", clients=6)]))
-    assert "newcomers join in round 7 of pfedpt; from" in some.text
+    assert "newcomers join in round 7 of pfedpt and count from then on." in some.text
     plain = read(write_report([make_run("d")])).text
     assert "newcomers join" not in plain
     assert "Newcomers and founders" not in plain
