@@ -166,7 +166,8 @@ def reproduce(
     Finished runs are not run again: give the same command once more to go on after a stop.
     """
     from promptfed.papers.plan import TablePlan
-    from promptfed.papers.rendering import failures
+    from promptfed.papers.remarks import failures
+    from promptfed.papers.rendering import JSON_FILE, MARKDOWN_FILE
     from promptfed.papers.reproduce import find_table, parse_seeds
     from promptfed.papers.reproduce import reproduce as run_table
 
@@ -189,7 +190,7 @@ def reproduce(
     _show_table(outcome, form)
     # where a format was asked for, a program or a file may be reading: it gets the table and nothing else
     tell = say if form in (None, Format.terminal) else complain
-    tell(f"Table {plan.out / 'table.md'}, {plan.out / 'table.json'}")
+    tell(f"Table {plan.out / MARKDOWN_FILE}, {plan.out / JSON_FILE}")
     if failures(outcome):
         raise typer.Exit(1)
 
@@ -204,7 +205,8 @@ def _chosen(option: str, given: str | None) -> tuple[str, ...]:
 
 def _show_table(outcome: "Comparison", form: Format | None = None) -> None:
     """Print a paper's table as asked; if nothing is, for a person, or as Markdown where nobody watches."""
-    from promptfed.papers.rendering import remarks, to_csv, to_latex, to_markdown, views
+    from promptfed.papers.remarks import remarks
+    from promptfed.papers.rendering import to_csv, to_latex, to_markdown, views
     from promptfed.results.report.layout import to_rich
 
     if form is None and not console.is_terminal:

@@ -4,28 +4,24 @@ Nothing here runs anything or imports torch.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from promptfed.core.errors import PromptFedError
 from promptfed.core.files import write_json, write_text
 from promptfed.papers.comparison import (
-    FAR,
-    Agreement,
     CellResult,
     ClientTraffic,
     Comparison,
     Heading,
     Ours,
-    Timing,
     difference,
     paper_measure,
 )
+from promptfed.papers.remarks import DIVERGED, NONE, remarks, setting_text, signed, two_decimals
 from promptfed.results.report.table import Cell, Column, Table, human_bytes
 
-DIVERGED = "diverged"
-NONE = "–"  # where there is no number
+JSON_FILE, MARKDOWN_FILE = "table.json", "table.md"
 LEGENDS = {
     "mean": "mean accuracy of the clients in percent, ± std over seeds",
     "deployed": "accuracy of the server's own model in percent, the mean over domains, ± std over seeds",
@@ -40,13 +36,13 @@ LEGENDS = {
 def write_table(folder: Path, outcome: Comparison) -> None:
     """Write table.json and table.md."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "table.json", outcome)
-    write_text(folder / "table.md", to_markdown(outcome))
+    write_json(folder / JSON_FILE, outcome)
+    write_text(folder / MARKDOWN_FILE, to_markdown(outcome))
 
 
 def read_table(folder: Path) -> Comparison:
     """Return the content of table.json in `folder`."""
-    path = folder / "table.json"
+    path = folder / JSON_FILE
     try:
         content: Comparison = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -100,88 +96,6 @@ def to_csv(outcome: Comparison) -> str:
     return Table((Column("column", "", ("column",), False), *columns.values()), tuple(rows)).to_csv()
 
 
-def remarks(outcome: Comparison) -> dict[str, list[str]]:
-    """Return the sentences under the tables by heading; headings without sentences are left out."""
-    groups = {
-        "Unfinished": _unfinished(outcome),
-        "Failures": failures(outcome),
-        "Order of the methods": orders(outcome),
-        f"More than {FAR:g} points from the paper": differences(outcome),
-        "Deviations": outcome["deviations"],
-        "Notes": outcome["notes"],
-        "Time": [_took(one) for one in outcome.get("sittings", [])],
-    }
-    return {title: sentences for title, sentences in groups.items() if sentences}
-
-
-def orders(outcome: Comparison) -> list[str]:
-    """Return a sentence per column that compares the order of its methods with the paper's."""
-    titles, found = {column["name"]: column["title"] for column in outcome["columns"]}, []
-    for one in outcome.get("agreement", []):
-        known = [(name, value) for name, value in one["rank_correlation"].items() if value is not None]
-        if known:
-            several = len(one["rank_correlation"]) > 1
-            values = "; ".join(f"{value:.2f}{_by(name, one) if several else ''}" for name, value in known)
-            place = f" in {titles[one['column']]}" if len(titles) > 1 else ""
-            found.append(f"Rank correlation with the paper's order of {one['methods']} methods{place}: {values}.")
-    return found
-
-
-def _by(measure: str, agreement: Agreement) -> str:
-    """Name the measure of a number, and say whether it is the paper's own."""
-    return f" by {measure}{', which is what the paper prints' if measure == agreement.get('by') else ''}"
-
-
-def differences(outcome: Comparison) -> list[str]:
-    """Return a line for every cell that differs from the paper by more than `FAR` points, by the paper's measure."""
-    far = {(one["column"], row): one.get("by") for one in outcome.get("agreement", []) for row in one["far"]}
-    found = []
-    for entry in outcome["rows"]:
-        if entry["paper"] and (key := (entry["column"], entry["row"])) in far:
-            place = entry["title"] if len(outcome["columns"]) == 1 else f"{entry['title']} ({entry['column']})"
-            ours, paper, more = _two(entry["ours"]["mean"]), _two(entry["paper"]["mean"]), ""
-            apart = _signed(entry["difference"])
-            if far[key] == "weighted":
-                more = f"; the mean over clients is {ours} ({apart})"
-                ours = f"weighted {_two(entry['ours'].get('weighted'))}"
-                apart = _signed(difference(entry["ours"], entry["paper"], "weighted"))
-            found.append(f"{place}: {ours}, the paper's is {paper} ({apart}){more}.")
-    return found
-
-
-def _unfinished(outcome: Comparison) -> list[str]:
-    count = outcome.get("unfinished", 0)
-    runs = f"{count} run{' is' if count == 1 else 's are'}"
-    return [f"{runs} not finished; until then a cell may be empty or have fewer seeds."] if count else []
-
-
-def _took(one: Timing) -> str:
-    """Write how many runs were made in how much time."""
-    hours, minutes = divmod(round(one["seconds"] / 60), 60)
-    time = f"{hours} h {minutes} min" if hours else f"{minutes} min" if minutes else f"{one['seconds']:.0f} s"
-    side = f", {one['workers']} side by side" if one["workers"] > 1 else ""
-    busy = "" if one["gpu_percent"] is None else f"; the GPU was busy {one['gpu_percent']:.0f} % of the time"
-    runs = f"{one['runs']} run{'' if one['runs'] == 1 else 's'}"
-    return f"{runs} in {time}{side}: {one['runs_per_hour']:.0f} an hour{busy}."
-
-
-def failures(outcome: Comparison) -> list[str]:
-    """Return a sentence for every run without a result; points of a grid that diverge are not failures."""
-    found = []
-    for entry in outcome["rows"]:
-        place = entry["title"] if len(outcome["columns"]) == 1 else f"{entry['title']} ({entry['column']})"
-        found += [f"{place}, seed {seed}: {sentence}" for seed, sentence in entry["ours"]["problems"].items()]
-        tuned = entry["tuned"]
-        if tuned is None:
-            continue
-        grid = [tried for tried in tuned["grid"] if tried["problem"] and DIVERGED not in tried["problem"]]
-        found += [f"{place}, {_setting(tried['setting'])}: {tried['problem']}" for tried in grid]
-        if tuned["ours"]["recipe_hashes"] != entry["ours"]["recipe_hashes"]:
-            best = f"{place}, {_setting(tuned['setting'])}"
-            found += [f"{best}, seed {seed}: {sentence}" for seed, sentence in tuned["ours"]["problems"].items()]
-    return found
-
-
 def views(outcome: Comparison) -> list[tuple[str, Table]]:
     """Return one table per column that has rows, with its title."""
     found = []
@@ -202,9 +116,9 @@ def _view(heading: Heading, entries: Sequence[CellResult], measures: Sequence[st
         parts.append((Column(title, "ours (paper's)" if number == 0 else "", (title, f"{title}_paper")), shown))
     ours = Column("ours", LEGENDS[measures[0]], ("ours", "ours_std", "ours_lost"))
     parts.append((ours, _best([entry["ours"] for entry in entries], lowest=measures[0] == "fid")))
-    printed = [_text(_two(entry["paper"] and entry["paper"]["mean"])) for entry in entries]
+    printed = [_text(two_decimals(entry["paper"] and entry["paper"]["mean"])) for entry in entries]
     parts.append((Column("paper", "", ("paper",)), printed))
-    shown = [_text(_signed(entry["difference"])) for entry in entries]
+    shown = [_text(signed(entry["difference"])) for entry in entries]
     parts.append((Column("ours − paper", "", ("ours_difference",)), shown))
     if "weighted" in measures:
         parts += _weighted(entries)
@@ -215,7 +129,7 @@ def _view(heading: Heading, entries: Sequence[CellResult], measures: Sequence[st
         parts.append((Column("measured", "features, pictures drawn, real images", ("measured",), False), shown))
     accuracies = (("before", "as received, untrained"), ("after", "after one more local training"))
     for key, legend in () if measures[0] == "fid" else accuracies:
-        shown = [_text(_two(entry["ours"]["before" if key == "before" else "after"])) for entry in entries]
+        shown = [_text(two_decimals(entry["ours"]["before" if key == "before" else "after"])) for entry in entries]
         parts.append((Column(key, legend, (key,)), shown))
     shown = [_sent(entry["ours"]["traffic"]) for entry in entries]
     fields = ("down_floats", "up_floats", "down_and_up_bytes")
@@ -229,15 +143,15 @@ def _view(heading: Heading, entries: Sequence[CellResult], measures: Sequence[st
 
 def _weighted(entries: Sequence[CellResult]) -> list[tuple[Column, list[Cell]]]:
     """Lay out the means over test images: of the last round, and of the best one if the table has it."""
-    shown = [_text(_two(entry["ours"].get("weighted"))) for entry in entries]
-    apart = [_text(_signed(difference(entry["ours"], entry["paper"], "weighted"))) for entry in entries]
+    shown = [_text(two_decimals(entry["ours"].get("weighted"))) for entry in entries]
+    apart = [_text(signed(difference(entry["ours"], entry["paper"], "weighted"))) for entry in entries]
     parts = [
         (Column("weighted", "every test image counts once, not every client", ("weighted",)), shown),
         (Column("weighted − paper", "", ("weighted_difference",)), apart),
     ]
     if any("best_weighted" in entry["ours"] for entry in entries):
         legend = "the highest weighted of any tested round, as received"
-        shown = [_text(_two(entry["ours"].get("best_weighted"))) for entry in entries]
+        shown = [_text(two_decimals(entry["ours"].get("best_weighted"))) for entry in entries]
         parts.append((Column("best round", legend, ("best_weighted",)), shown))
     return parts
 
@@ -245,24 +159,20 @@ def _weighted(entries: Sequence[CellResult]) -> list[tuple[Column, list[Cell]]]:
 def _tuned(entries: Sequence[CellResult], measure: str) -> list[tuple[Column, list[Cell]]]:
     """Lay out what `--tune` found, and its difference from the paper by this measure."""
     tuned = [entry["tuned"] for entry in entries]
-    chosen = [_text(_setting(one["setting"]) if one and one["setting"] else NONE) for one in tuned]
+    chosen = [_text(setting_text(one["setting"]) if one and one["setting"] else NONE) for one in tuned]
     apart = [
-        _text(_signed(difference(one["ours"], entry["paper"], measure) if one else None))
+        _text(signed(difference(one["ours"], entry["paper"], measure) if one else None))
         for entry, one in zip(entries, tuned, strict=True)
     ]
     legend = "the same with the setting that did best on validation images"
     grid = Column("best of grid", legend, ("tuned", "tuned_std", "tuned_lost"))
     parts = [(grid, _best([one["ours"] if one else None for one in tuned]))]
     if measure == "weighted":
-        shown = [_text(_two(one["ours"].get("weighted") if one else None)) for one in tuned]
+        shown = [_text(two_decimals(one["ours"].get("weighted") if one else None)) for one in tuned]
         parts.append((Column("best of grid, weighted", "", ("tuned_weighted",)), shown))
     title = "best, weighted − paper" if measure == "weighted" else "best − paper"
     parts.append((Column(title, "", ("tuned_difference",)), apart))
     return [*parts, (Column("chosen", "", ("chosen",), False), chosen)]
-
-
-def _setting(setting: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key.removeprefix('method.')}={value}" for key, value in setting.items())
 
 
 def _text(text: str) -> Cell:
@@ -307,14 +217,6 @@ def _client(entry: CellResult, number: int) -> Cell:
     printed = paper["per_client"] if paper else []
     theirs = f"{printed[number]:.2f}" if number < len(printed) else ""
     return Cell((mine or NONE) + (f" ({theirs})" if theirs else ""), (mine, theirs))
-
-
-def _two(value: float | None) -> str:
-    return NONE if value is None else f"{value:.2f}"
-
-
-def _signed(value: float | None) -> str:
-    return NONE if value is None else f"{value:+.2f}"
 
 
 def _count(value: float | None) -> Cell:

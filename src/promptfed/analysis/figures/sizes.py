@@ -9,8 +9,8 @@ from typing import Any
 from promptfed.analysis.figures import plotting
 from promptfed.analysis.figures.drawing import Drawing
 from promptfed.core.errors import PromptFedError
-from promptfed.results.folder.parts import Scores
 from promptfed.results.folder.reader import RunFolder, read_run
+from promptfed.results.folder.values import Scores
 from promptfed.results.recipe_keys import EVALUATION
 from promptfed.results.report.groups import flat
 

@@ -2,6 +2,7 @@
 
     names.py    what each file and folder in it is called
     record.py   writing a run's rounds and checkpoints, and taking them up again
+    values.py   what its files say, as frozen values
     parts.py    reading its files one by one
     reader.py   reading all of it into one value, `RunFolder`
 

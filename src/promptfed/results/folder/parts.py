@@ -4,127 +4,26 @@ import json
 import math
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from promptfed.core.errors import PromptFedError
 from promptfed.results.folder import names
+from promptfed.results.folder.values import (
+    Client,
+    ClientMatrix,
+    DescriptorMap,
+    DrawnFigure,
+    Figures,
+    Holdings,
+    Picture,
+    PromptSimilarity,
+    Round,
+    Scores,
+    Traffic,
+)
 
 Json = Mapping[str, Any]
-ClientMatrix = tuple[tuple[float, ...], ...]
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Accuracy over the clients, as fractions; a client without test images has None."""
-
-    mean: float
-    weighted: float
-    worst: float
-    p10: float
-    per_client: tuple[float | None, ...]
-
-    @property
-    def best(self) -> float:
-        """The accuracy of the best client."""
-        return max((value for value in self.per_client if value is not None), default=self.mean)
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """What is sent: floats per client and round, and bytes over all clients of a round or of a run."""
-
-    down_floats: int
-    up_floats: int
-    down_bytes: int
-    up_bytes: int
-
-
-@dataclass(frozen=True)
-class Round:
-    """One finished round."""
-
-    number: int
-    clients: tuple[int, ...]
-    loss: float | None
-    received: Scores | None
-    trained: Scores | None
-    deployed: Mapping[str, float] | None
-    measures: Mapping[str, float]
-    traffic: Traffic
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Client:
-    """How many images one client holds: training images per class and per domain, and test images."""
-
-    counts: tuple[int, ...]
-    domains: tuple[int, ...]
-    test: int
-
-
-@dataclass(frozen=True)
-class Holdings:
-    """How many images of each class and domain every client holds."""
-
-    hash: str
-    classes: tuple[str, ...]
-    domain_names: tuple[str, ...]
-    clients: tuple[Client, ...]
-
-
-@dataclass(frozen=True)
-class Picture:
-    """The PNG of one client's learned prompt."""
-
-    name: str
-    client: int
-    path: Path
-
-
-@dataclass(frozen=True)
-class DrawnFigure:
-    """A figure that `promptfed figure` drew: its kind, title, caption and picture."""
-
-    kind: str
-    title: str
-    caption: str
-    path: Path
-
-
-@dataclass(frozen=True)
-class PromptSimilarity:
-    """The similarity of the clients' prompts, with and without the mean prompt, and the distance of their labels."""
-
-    cosine: ClientMatrix
-    centred: ClientMatrix
-    spread: float
-    label_distance: ClientMatrix
-    label_correlation: float | None
-    domain_correlation: float | None
-
-
-@dataclass(frozen=True)
-class DescriptorMap:
-    """The clients' descriptors in the plane, and the method that placed them there."""
-
-    kind: str
-    points: tuple[tuple[float, float], ...]
-    explained: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Figures:
-    """What a method shows of its first clients, each with its domain and its most frequent class."""
-
-    domain_names: tuple[str, ...]
-    domains: tuple[int, ...]
-    classes: tuple[int, ...]
-    prompts: PromptSimilarity | None
-    descriptors: DescriptorMap | None
-    attention: ClientMatrix | None
 
 
 def read_text(path: Path) -> str:

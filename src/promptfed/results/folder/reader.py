@@ -8,14 +8,7 @@ from typing import Any
 from promptfed.core.errors import PromptFedError
 from promptfed.results.folder import names
 from promptfed.results.folder.parts import (
-    DrawnFigure,
-    Figures,
-    Holdings,
     Json,
-    Picture,
-    Round,
-    Scores,
-    Traffic,
     find_drawn_figures,
     find_pictures,
     number,
@@ -30,6 +23,7 @@ from promptfed.results.folder.parts import (
     traffic,
     why,
 )
+from promptfed.results.folder.values import DrawnFigure, Figures, Holdings, Picture, Round, Scores, Traffic
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from promptfed.results.folder.parts import ClientMatrix, DescriptorMap, Figures, Holdings, PromptSimilarity
+from promptfed.results.folder.values import ClientMatrix, DescriptorMap, Figures, Holdings, PromptSimilarity
 from promptfed.results.report.client_plots import MOST_NAMES, Head, cell_chart, point_map
 from promptfed.results.report.figure import SQUARE, Figure, Key
 from promptfed.results.report.groups import RunGroup

@@ -11,8 +11,9 @@ from typing import Any
 from markupsafe import Markup
 
 from promptfed.results.folder import names
-from promptfed.results.folder.parts import Holdings, Json
+from promptfed.results.folder.parts import Json
 from promptfed.results.folder.reader import RunFolder, most_of
+from promptfed.results.folder.values import Holdings
 from promptfed.results.report.figure import SMALL, Figure
 from promptfed.results.report.groups import RunGroup
 from promptfed.results.report.plots import Curve, line_chart

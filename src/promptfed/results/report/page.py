@@ -14,8 +14,8 @@ from jinja2 import Environment, StrictUndefined
 from promptfed.core.errors import PromptFedError
 from promptfed.core.files import write_text
 from promptfed.results.folder import names
-from promptfed.results.folder.parts import Holdings
 from promptfed.results.folder.reader import RunFolder, most_of, read_run
+from promptfed.results.folder.values import Holdings
 from promptfed.results.report.exhibits import exhibit
 from promptfed.results.report.groups import RunGroup, group_runs
 from promptfed.results.report.sections import RESULTS, WORKINGS, drawn

@@ -7,7 +7,7 @@ from statistics import mean, stdev
 
 from markupsafe import Markup
 
-from promptfed.results.folder.parts import Holdings, Round
+from promptfed.results.folder.values import Holdings, Round
 from promptfed.results.report import domains, measured
 from promptfed.results.report.client_plots import MOST_BARS, Bars, client_chart, heat_map
 from promptfed.results.report.figure import SMALL, Chart, Figure, Key, both_widths
