@@ -33,6 +33,7 @@ def test_the_version_is_a_version() -> None:
 def test_importing_the_package_and_its_light_parts_does_not_import_torch() -> None:
     code = (
         "import sys, promptfed; assert 'torch' not in sys.modules, 'promptfed'\n"
+        "import promptfed.results; assert 'torch' not in sys.modules, 'results'\n"
         "import promptfed.results.report; assert 'torch' not in sys.modules, 'report'\n"
         "import promptfed.results.folder.record; assert 'torch' not in sys.modules, 'record'\n"
         "import promptfed.cli; assert 'torch' not in sys.modules, 'cli'\n"

@@ -18,7 +18,7 @@ from promptfed.federation import guards
 from promptfed.methods.with_frame import WithFrame
 from promptfed.runs import nested, registry
 from promptfed.runs.cells import SUFFIX, TableCell
-from promptfed.runs.nested import Table
+from promptfed.runs.nested import NestedTable
 from promptfed.runs.recipe import DEFAULTS, PROMPTED, TABLES, EvaluateOptions, FleetOptions
 from promptfed.runs.recipe import Recipe as Recipe
 
@@ -46,7 +46,7 @@ def single(found: list[Recipe]) -> Recipe:
     return found[0]
 
 
-def describe(name: str) -> tuple[str, Table]:
+def describe(name: str) -> tuple[str, NestedTable]:
     """Return what a shipped recipe says about itself, and the keys it sets."""
     first = registry.recipes()[name].read_text(encoding="utf-8").split("\n", 1)[0]
     about = first.removeprefix("#").strip() if first.startswith("#") else ""
@@ -56,7 +56,7 @@ def describe(name: str) -> tuple[str, Table]:
     return about, _read(name)[0]
 
 
-def expand(content: Table, overrides: Sequence[str], where: str) -> list[Recipe]:
+def expand(content: NestedTable, overrides: Sequence[str], where: str) -> list[Recipe]:
     """Return the recipes of `content` after `key=value` overrides: one, or as many as a sweep has runs."""
     content, changes = nested.copied(content), []
     for override in overrides:
@@ -73,7 +73,7 @@ def expand(content: Table, overrides: Sequence[str], where: str) -> list[Recipe]
     return [resolve(single, where) for single in _sweep(content)]
 
 
-def _read(source: str) -> tuple[Table, str]:
+def _read(source: str) -> tuple[NestedTable, str]:
     """Return the content of what `source` names, and where it comes from, for messages."""
     if source.endswith(SUFFIX) or source in registry.tables():
         raise PromptFedError(f"{source} is a whole table, not one recipe; use promptfed reproduce {source}.")
@@ -102,7 +102,7 @@ def _check_method(source: str) -> None:
     raise choice("method or recipe", source, {**methods, **recipes})
 
 
-def _sweep(content: Table) -> Iterator[Table]:
+def _sweep(content: NestedTable) -> Iterator[NestedTable]:
     """Yield one table per combination of the list values; fields that are lists themselves stay lists."""
     lists = [(path, value) for path, value in nested.leaves(content) if isinstance(value, list)]
     axes = [(path, value) for path, value in lists if not _is_list_field(content, path)]
@@ -116,7 +116,7 @@ def _sweep(content: Table) -> Iterator[Table]:
         yield single
 
 
-def _is_list_field(content: Table, path: tuple[str, ...]) -> bool:
+def _is_list_field(content: NestedTable, path: tuple[str, ...]) -> bool:
     if len(path) != 2 or path[0] not in ("method", "backbone"):
         return False
     table = content.get("method")
@@ -138,7 +138,7 @@ def resolve(content: Mapping[str, Any], where: str = "the recipe") -> Recipe:
     hints, default = options.hints(Recipe), asdict(Recipe())
     for key, table in _method_recipe(content).items():
         default[key] = dict(table) if "name" in table else default[key] | table
-    given: Table = {}
+    given: NestedTable = {}
     for key, value in content.items():
         if key not in hints:
             raise choice("key", key, hints, where)
@@ -191,7 +191,7 @@ def check_device(device: str) -> None:
         raise choice("device", device, ["auto", "cpu", "cuda"])
 
 
-def _named(table: Table, what: str) -> tuple[str, Table]:
+def _named(table: NestedTable, what: str) -> tuple[str, NestedTable]:
     rest = dict(table)
     name = rest.pop("name", None)
     if not isinstance(name, str):
@@ -199,7 +199,7 @@ def _named(table: Table, what: str) -> tuple[str, Table]:
     return name, rest
 
 
-def _fill(table: Table, what: str, registry: Mapping[str, type]) -> Table:
+def _fill(table: NestedTable, what: str, registry: Mapping[str, type]) -> NestedTable:
     name, given = _named(table, what)
     kind, colon, path = name.partition(":")
     if kind == "file" and what == "partition":
@@ -219,7 +219,7 @@ def _fill(table: Table, what: str, registry: Mapping[str, type]) -> Table:
     return {"name": name} | {key: value for key, value in _plain(made).items() if key not in own}
 
 
-def _fill_backbone(table: Table) -> Table:
+def _fill_backbone(table: NestedTable) -> NestedTable:
     """Fill in a backbone's options; it is built once the images' size is known."""
     name, given = _named(table, "backbone")
     if name not in BACKBONES:
@@ -230,7 +230,7 @@ def _fill_backbone(table: Table) -> Table:
     )
 
 
-def _fill_method(table: Table, prompt: Table) -> tuple[Table, Table]:
+def _fill_method(table: NestedTable, prompt: NestedTable) -> tuple[NestedTable, NestedTable]:
     """Fill in a method's options, and those of its visual prompt if it has one; the method's name then says so."""
     name, given = _named(table, "method")
     plain = name.removesuffix(PROMPTED)
@@ -248,7 +248,7 @@ def _fill_method(table: Table, prompt: Table) -> tuple[Table, Table]:
     return {"name": plain + PROMPTED} | _plain(made), wrapped
 
 
-def _sized(prompt: Table) -> Table:
+def _sized(prompt: NestedTable) -> NestedTable:
     """Return a prompt's options with the frame's `pad`, as papers call it, under the name it shares with patches."""
     if "pad" not in prompt:
         return prompt
@@ -257,7 +257,7 @@ def _sized(prompt: Table) -> Table:
     return {"size" if key == "pad" else key: value for key, value in prompt.items()}
 
 
-def _prompted(method: Method, prompt: Table) -> WithFrame:
+def _prompted(method: Method, prompt: NestedTable) -> WithFrame:
     """Return the method with a visual prompt, unless the two do not go together."""
     if "prompt" in options.hints(type(method)):
         raise PromptFedError(f"{method.name} has a prompt of its own: set method.prompt and method.size, not [prompt].")
@@ -268,7 +268,7 @@ def _prompted(method: Method, prompt: Table) -> WithFrame:
     return options.make(WithFrame, prompt, "prompt", {"inner": method})
 
 
-def _plain(made: Any) -> Table:
+def _plain(made: Any) -> NestedTable:
     return {item.name: getattr(made, item.name) for item in fields(made)}
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from promptfed.core.errors import PromptFedError
 
-Table = dict[str, Any]
+NestedTable = dict[str, Any]
 
 
-def leaves(content: Table, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
+def leaves(content: NestedTable, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
     """Yield every value with the keys that lead to it."""
     for key, value in content.items():
         if isinstance(value, dict):
@@ -19,12 +19,12 @@ def leaves(content: Table, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
             yield (*path, key), value
 
 
-def copied(content: Table) -> Table:
+def copied(content: NestedTable) -> NestedTable:
     """Return tables of their own with the same values."""
     return {key: copied(value) if isinstance(value, dict) else value for key, value in content.items()}
 
 
-def set_key(content: Table, key: str, value: object) -> None:
+def set_key(content: NestedTable, key: str, value: object) -> None:
     """Put a value under a dotted key; tables that are missing are made."""
     *tables, last = key.split(".")
     place = content

@@ -10,7 +10,7 @@ from promptfed.federation import guards
 from promptfed.methods.with_frame import WithFrame
 from promptfed.results.recipe_keys import PLACE
 from promptfed.runs import nested
-from promptfed.runs.nested import Table
+from promptfed.runs.nested import NestedTable
 
 PROMPTED = f"+{WithFrame.name}"  # ends the name of a method whose images have a visual prompt
 
@@ -48,16 +48,16 @@ class Recipe:
     join_rounds: Count = 5  # rounds of newcomers alone, if there are any
     device: str = "auto"
     checkpoint_seconds: NonNegative = 5.0
-    method: Table = field(default_factory=lambda: {"name": "pfedpt"})
-    data: Table = field(default_factory=lambda: {"name": "fashion-shops", "limit": 50})
-    partition: Table = field(default_factory=lambda: {"name": "pathological", "classes_per_client": 5})
-    prompt: Table = field(default_factory=dict)  # a visual prompt around the method's images; empty: none
-    backbone: Table = field(default_factory=dict)  # empty: the method's own choice
-    fleet: Table = field(default_factory=lambda: {"name": "auto"})
-    evaluate: Table = field(default_factory=dict)
-    guards: Table = field(default_factory=dict)  # empty: none
+    method: NestedTable = field(default_factory=lambda: {"name": "pfedpt"})
+    data: NestedTable = field(default_factory=lambda: {"name": "fashion-shops", "limit": 50})
+    partition: NestedTable = field(default_factory=lambda: {"name": "pathological", "classes_per_client": 5})
+    prompt: NestedTable = field(default_factory=dict)  # a visual prompt around the method's images; empty: none
+    backbone: NestedTable = field(default_factory=dict)  # empty: the method's own choice
+    fleet: NestedTable = field(default_factory=lambda: {"name": "auto"})
+    evaluate: NestedTable = field(default_factory=dict)
+    guards: NestedTable = field(default_factory=dict)  # empty: none
 
-    def flatten(self) -> Table:
+    def flatten(self) -> NestedTable:
         """Return all values under dotted keys."""
         return {".".join(path): value for path, value in nested.leaves(asdict(self))}
 
