@@ -54,7 +54,7 @@ check: $(VENV)/.dev  ## check lint, formatting and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-docs: $(VENV)/.docs  ## build the documentation site in site/; a broken link is an error
+docs: $(VENV)/.docs  ## build the documentation in site/; a broken link is an error
 	$(BIN)/python tools/stage_docs.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict  # with --quiet warnings would not count
 
@@ -81,4 +81,4 @@ bench: $(VENV)/.dev  ## measure the speed and memory tables of benchmarks/ on th
 	$(BIN)/python benchmarks/many_clients.py --rounds 20
 
 clean:  ## remove the virtual environment, builds and caches
-	rm -rf $(VENV) dist federation .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist site federation .mypy_cache .ruff_cache .pytest_cache .hypothesis

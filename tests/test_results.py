@@ -1,6 +1,5 @@
 """What README and the pages in docs/results claim is what the committed files say."""
 
-import importlib.util
 import json
 import re
 from itertools import product
@@ -13,6 +12,7 @@ import pytest
 from promptfed.papers.plan import cell_recipe
 from promptfed.papers.rendering import read_table, to_markdown
 from promptfed.papers.reproduce import find_table
+from support.scripts import load_script
 from support.small_tables import run, small_table
 
 ROOT = Path(__file__).parents[1]
@@ -24,19 +24,9 @@ OF_FIGURES = {"0.18", "0.19", "0.17", "0.00"}  # from `promptfed figure`, whose 
 TABLES = sorted(path.name for start in KEPT for path in RESULTS.glob(f"{start}*"))
 
 
-def tool(name: str) -> ModuleType:
-    """Return one of the tools as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def results() -> ModuleType:
-    return tool("results")
+    return load_script("tools/results.py")
 
 
 def means(folder: str, kind: str = "ours") -> dict[str, float]:
@@ -148,7 +138,7 @@ def test_a_table_is_what_its_runs_say(folder: str) -> None:
 def test_a_table_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(small_table(tmp_path), tmp_path / "out", "--columns", "iid", "--seeds", "0,1").code == 0
-    assert tool("keep_table").keep(tmp_path / "out", tmp_path / "kept") == 4
+    assert load_script("tools/keep_table.py").keep(tmp_path / "out", tmp_path / "kept") == 4
     assert_told_by_its_runs(tmp_path / "kept")
 
 

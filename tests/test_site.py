@@ -1,6 +1,5 @@
 """The documentation site: its pages are laid out whole, and the tutorial runs as it is written."""
 
-import importlib.util
 import re
 import shlex
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from PIL import Image
 
 from promptfed.runs import config, registry
 from support.command import promptfed
+from support.scripts import load_script
 
 ROOT = Path(__file__).parents[1]
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
@@ -19,12 +19,7 @@ TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 
 @pytest.fixture(scope="module")
 def staging() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("stage_docs", ROOT / "tools" / "stage_docs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("tools/stage_docs.py")
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """The embedded set: real Fashion-MNIST photographs, four styles, the same bytes everywhere."""
 
 import hashlib
-import importlib.util
 import io
 import lzma
 import os
@@ -15,9 +14,9 @@ from promptfed.core.errors import PromptFedError
 from promptfed.data import open_dataset
 from promptfed.data.dataset import Dataset, Images
 from promptfed.data.shops import CLASSES, EMBEDDED, SHOPS, load_shops, style
+from support.scripts import load_script
 
 DEBIAN = Path(os.environ.get("PROMPTFED_FASHION_MNIST", "/usr/share/datasets/fashion-mnist"))
-TOOL = Path(__file__).parents[2] / "tools" / "build_fashion_shops.py"
 STUDIO, CATALOGUE, SKETCH, STREET = range(4)
 
 
@@ -28,12 +27,7 @@ def shops() -> Dataset:
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("build_fashion_shops", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("tools/build_fashion_shops.py")
 
 
 def embedded() -> Images:

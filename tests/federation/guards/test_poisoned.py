@@ -1,6 +1,5 @@
 """Two of ten clients send their change turned round and ten times as long: the mean breaks, robust rules hold."""
 
-import importlib.util
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -16,21 +15,15 @@ from promptfed.data.shares import Partition
 from promptfed.results.folder.record import Record
 from promptfed.runs.config import Recipe
 from promptfed.runs.planning import Plan, make_loop
+from support.scripts import load_script
 from support.toys import Linear, shares
 
 MARGIN = 0.05  # of accuracy: how far two poisoned clients of ten may move a run under a robust rule
 CLASSES, CLIENTS, EACH = 4, 10, 24
 
 
-@cache
 def benchmark() -> ModuleType:
-    path = Path(__file__).parents[3] / "benchmarks" / "poisoned.py"
-    spec = importlib.util.spec_from_file_location("poisoned_sites", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("benchmarks/poisoned.py")
 
 
 def images() -> Dataset:
