@@ -35,6 +35,7 @@ def test_importing_the_package_and_its_light_parts_does_not_import_torch() -> No
         "import sys, promptfed; assert 'torch' not in sys.modules, 'promptfed'\n"
         "import promptfed.results; assert 'torch' not in sys.modules, 'results'\n"
         "import promptfed.results.report; assert 'torch' not in sys.modules, 'report'\n"
+        "import promptfed.papers; assert 'torch' not in sys.modules, 'papers'\n"
         "import promptfed.results.folder.record; assert 'torch' not in sys.modules, 'record'\n"
         "import promptfed.cli; assert 'torch' not in sys.modules, 'cli'\n"
     )
