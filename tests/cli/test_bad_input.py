@@ -345,8 +345,8 @@ def test_a_full_disk_keeps_the_last_checkpoint(
         patch.setattr(place, full)
         done = promptfed("run", run / "recipe.toml", "rounds=5", "--resume", run)
     assert "No space left on device" in sentence(done)
-    assert f"Free some space. Go on with promptfed run --resume {run}." in done.err
-    assert f"--resume goes on in {run}; leave out --out." in sentence(promptfed("run", "--resume", run, "--out", "x"))
+    assert f"Free some space. Resume with promptfed run --resume {run}." in done.err
+    assert f"--resume continues in {run}; leave out --out." in sentence(promptfed("run", "--resume", run, "--out", "x"))
     after = bits(run)
     assert same(before[0], after[0])
     assert before[2] == after[2][:2]

@@ -149,7 +149,7 @@ def test_a_sweep_goes_on_where_it_stopped(images: Path, tmp_path: Path, monkeypa
     monkeypatch.setattr(execution, "start", interrupted)
     done = promptfed(*words)
     assert done.code == 130
-    assert "Stopped, 1 of 3 runs finished. Go on with: promptfed run local" in done.err
+    assert "Stopped, 1 of 3 runs finished. Resume with: promptfed run local" in done.err
     assert shlex.split(done.err.partition("promptfed ")[2]) == words
     first = (tmp_path / "a sweep" / "seed=3" / "summary.json").stat().st_mtime_ns
     (tmp_path / "a sweep" / "seed=3" / "report.html").unlink()
@@ -177,7 +177,7 @@ def test_a_run_that_fails_does_not_stop_a_sweep(images: Path, tmp_path: Path) ->
 def test_resuming_with_a_method_says_that_none_is_needed(folders: list[Path]) -> None:
     done = promptfed("run", "fedavg", "--resume", folders[0], "method.lr=0.5")
     assert done.code == 2
-    assert f"promptfed run --resume {folders[0]} alone takes the run's own recipe." in done.err
+    assert f"promptfed run --resume {folders[0]} without a recipe uses the run's own." in done.err
 
 
 def test_device_is_short_for_a_key(images: Path, tmp_path: Path) -> None:

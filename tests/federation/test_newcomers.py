@@ -263,7 +263,7 @@ def test_other_newcomers_are_refused(done: Result, word: str, sentence: str) -> 
 
 @pytest.mark.parametrize("newcomers", [4, 5])
 def test_somebody_must_begin(newcomers: int) -> None:
-    with pytest.raises(PromptFedError, match=rf"^newcomers={newcomers} leaves none of clients=4 to begin with\.$"):
+    with pytest.raises(PromptFedError, match=rf"^newcomers={newcomers} leaves none of clients=4 to start with\.$"):
         load("fedavg", ["clients=4", f"newcomers={newcomers}"])
 
 

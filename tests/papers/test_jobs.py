@@ -122,7 +122,7 @@ def test_a_stopped_run_goes_on(table: Path, tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(execution, "start", stop)
     stopped = run(table, out, "--only", "local", "--columns", "iid")
-    assert (stopped.code, stopped.err) == (130, "Stopped. Give the same command again to go on.\n")
+    assert (stopped.code, stopped.err) == (130, "Stopped. Give the same command again to resume.\n")
     assert run(table, out, "--only", "local", "--columns", "iid").code == 0  # goes on, and so does not start
     ours = [read_table(folder)["rows"][0]["ours"]["mean"] for folder in (out, straight)]
     assert ours[0] == ours[1]
@@ -285,7 +285,7 @@ def test_workers_end_with_the_table(number: int, table: Path, tmp_path: Path) ->
         _, err = began.communicate(timeout=60)
     assert began.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL), err.decode()
     if number == signal.SIGINT:
-        assert err.decode() == "Stopped. Give the same command again to go on.\n"
+        assert err.decode() == "Stopped. Give the same command again to resume.\n"
     sizes = [path.stat().st_size for path in lines]
     time.sleep(0.5)  # a worker that had outlived its parent would write on
     assert [path.stat().st_size for path in lines] == sizes

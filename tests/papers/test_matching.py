@@ -66,7 +66,7 @@ def test_compare_prints_the_papers_figures(table: Path) -> None:
     assert "(60.00)" in rows[0]
     assert "(55.50)" in rows[0]
     assert "(" not in rows[1]
-    assert "Otherwise than in the paper:\n\n- `rounds`: 4 → 2.\n" in done.out
+    assert "Deviations from the paper:\n\n- `rounds`: 4 → 2.\n" in done.out
 
 
 def test_in_every_format_and_by_any_measure(table: Path) -> None:

@@ -11,6 +11,7 @@ from promptfed.methods.fedapt import FedAPT
 from promptfed.papers.reproduce import find_table
 from promptfed.runs import config, registry
 from promptfed.runs.cells import SUFFIX
+from promptfed.runs.sources import describe
 
 EVERYTHING = registry.recipes()
 RECIPES = {name: path for name, path in EVERYTHING.items() if not path.name.endswith(SUFFIX)}
@@ -100,14 +101,14 @@ def test_a_cell_of_pfedpg_is_a_recipe(name: str) -> None:
 
 def test_a_cell_says_what_it_is() -> None:
     for name in CELLS:
-        about, keys = config.describe(name)
+        about, keys = describe(name)
         assert about.endswith(".")
         assert "\n" not in about
         assert keys["method"]["name"]
 
 
 def test_a_recipe_says_what_it_is_too() -> None:
-    about, keys = config.describe("demo/fedavg")
+    about, keys = describe("demo/fedavg")
     assert about == RECIPES["demo/fedavg"].read_text().splitlines()[0].removeprefix("# ")
     assert keys == tomllib.loads(RECIPES["demo/fedavg"].read_text())
 

@@ -121,7 +121,7 @@ def test_ctrl_c_says_how_to_go_on(seconds: int, images: Path, tmp_path: Path, st
     folder = tmp_path / "run"
     run = Run(folder, *words(images, "pfedpt", f"checkpoint_seconds={seconds}"), "--out", str(folder))
     assert run.stop(signal.SIGINT, 3, 0.02) == 130
-    assert run.errors.read_text() == f"Stopped. Go on with: promptfed run --resume {folder}\n"
+    assert run.errors.read_text() == f"Stopped. Resume with: promptfed run --resume {folder}\n"
     state = json.loads((folder / "checkpoint" / "state.json").read_text())
     assert state["round"] == run.lines()
     assert Run(folder, "--resume", str(folder)).end() == 0

@@ -7,10 +7,10 @@ import sys
 
 import typer
 
-from promptfed.cli.catalogue import check, data_app, doctor, list_
-from promptfed.cli.finished import audit, compare, export, figure, generate, predict, quality, report
+from promptfed.cli.analysis import audit, compare, export, figure, generate, predict, quality, report
+from promptfed.cli.listing import check, data_app, doctor, list_
 from promptfed.cli.sites import app as sites_app
-from promptfed.cli.terminal import complain, told
+from promptfed.cli.terminal import complain, describe_os_error
 from promptfed.cli.training import demo, reproduce, run
 from promptfed.core.errors import PromptFedError
 
@@ -38,7 +38,7 @@ def main() -> None:
     except PromptFedError as error:
         _fail(str(error))
     except OSError as error:
-        _fail(told(error))
+        _fail(describe_os_error(error))
 
 
 def _fail(sentence: str) -> None:

@@ -16,7 +16,7 @@ Overrides = Annotated[list[str] | None, typer.Argument(help="Recipe keys to chan
 
 
 class Format(StrEnum):
-    """How a table is written."""
+    """How a table is printed."""
 
     terminal = "terminal"
     markdown = "markdown"
@@ -26,7 +26,9 @@ class Format(StrEnum):
 
 Form = Annotated[
     Format | None,
-    typer.Option("--format", help="How to write the table; if not given, markdown where no terminal shows it."),
+    typer.Option(
+        "--format", help="How to print the table; the default is terminal, or markdown if the output is not a terminal."
+    ),
 ]
 
 
@@ -38,13 +40,13 @@ def show_runs(folders: list[Path], form: Format | None) -> None:
 
 
 def print_sentences(title: str, sentences: list[str], form: Format | None) -> None:
-    """Print what belongs under a table; whoever asked for LaTeX or CSV gets the table alone."""
+    """Print notes under a table; in LaTeX and CSV there is the table only."""
     if sentences and form not in (Format.latex, Format.csv):
         typer.echo("\n".join([f"{title}:", "", *(f"- {sentence}" for sentence in sentences)]))
 
 
 def print_table(table: "Table", form: Format | None) -> None:
-    """Print a table as asked; if nothing is, for a person, or as Markdown where nobody watches."""
+    """Print a table in the given format; the default is for a terminal, or Markdown if there is none."""
     form = form or (Format.terminal if console.is_terminal else Format.markdown)
     if form is Format.terminal:
         from promptfed.results.report.layout import to_rich

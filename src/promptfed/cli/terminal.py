@@ -1,25 +1,25 @@
-"""Speaks to the person at the terminal."""
+"""Printing sentences for a person at a terminal."""
 
 import errno
 
 from rich.console import Console
 
 console = Console()
-# what a disk says that has no room, or not for a file this large, or not for this user
+# the error numbers of a full disk, a file that is too large, and an exhausted quota
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
 def say(sentence: str) -> None:
-    """Print plain words, never wrapped or coloured: people paste paths."""
+    """Print a sentence as it is, never wrapped or coloured: people copy paths from it."""
     console.print(sentence, soft_wrap=True, highlight=False, markup=False)
 
 
 def complain(sentence: str) -> None:
-    """Print plain words where errors go."""
+    """Print a sentence to standard error."""
     Console(stderr=True).print(sentence, soft_wrap=True, highlight=False, markup=False)
 
 
-def told(error: OSError) -> str:
-    """Return what went wrong with a file as a sentence, and what to do if its disk is full."""
+def describe_os_error(error: OSError) -> str:
+    """Return a file error as a sentence, with what to do if the disk is full."""
     place = f": {error.filename}" if error.filename else ""
     return f"{error.strerror or error}{place}.{' Free some space.' if error.errno in FULL else ''}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from promptfed.cli.arguments import Form, Format, Overrides, show_runs
-from promptfed.cli.terminal import complain, console, say, told
+from promptfed.cli.terminal import complain, console, describe_os_error, say
 from promptfed.core.errors import PromptFedError
 from promptfed.results.folder import names
 
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
     from promptfed.runs.runner import Result
 
 Source = Annotated[
-    str | None, typer.Argument(help="A recipe file, a shipped recipe, or a method's name.", metavar="RECIPE|METHOD")
+    str | None, typer.Argument(help="A recipe file, a shipped recipe, or a method.", metavar="RECIPE|METHOD")
 ]
 
 
 def run(
     source: Source = None,
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder; runs/METHOD-DATASET-N if not given.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.", metavar="DIR")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder; the default is runs/METHOD-DATASET-N.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.", metavar="DIR")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:1; short for device=…")] = None,
 ) -> None:
     """Train a method and write a run folder with its numbers, checkpoint and report.
 
-    A bare method name runs on the embedded data set. Every key can be changed; a list runs once per value:
+    A method by itself runs on the embedded data set. Any recipe key can be set; a list of values makes a sweep:
 
         promptfed run pfedpt rounds=8 clients=6 partition.name=dirichlet partition.alpha=0.3 seed=[0,1,2]
 
-    A run that was stopped, by Ctrl-C or by anything worse, goes on with: promptfed run --resume DIR
+    Resume a run that was interrupted, by Ctrl-C or by a crash, with: promptfed run --resume DIR
 
-    A sweep goes on if its command is given again with the same --out: what is finished there is not run again.
+    Resume a sweep by giving its command again with the same --out: finished runs are not run again.
     """
     from promptfed.runs import config, execution, resuming
     from promptfed.runs.folders import sweep_folders
@@ -49,13 +49,13 @@ def run(
         words, source = [source, *words], None
     if resume is not None:
         if out is not None:
-            raise PromptFedError(f"--resume goes on in {resume}; leave out --out.")
+            raise PromptFedError(f"--resume continues in {resume}; leave out --out.")
         _check_run(resume)
         recipe = config.load_one(source or str(resume / names.RECIPE), words) if source or words else None
         try:
             _guarded(resume, partial(resuming.resume, resume, recipe))
         except PromptFedError as error:
-            hint = f" promptfed run --resume {resume} alone takes the run's own recipe." if source else ""
+            hint = f" promptfed run --resume {resume} without a recipe uses the run's own." if source else ""
             raise PromptFedError(f"{error}{hint}") from error
         return
     if source is None:
@@ -79,22 +79,22 @@ def _check_run(folder: Path) -> None:
 
 
 def _guarded(folder: Path, work: "Callable[[], Result]") -> None:
-    """Run `work` and show what came out; on Ctrl-C say how to go on."""
+    """Run `work` and show its result; on Ctrl-C, say how to resume."""
     try:
         result = work()
     except KeyboardInterrupt:
-        complain(f"Stopped. Go on with: promptfed run --resume {folder}")
+        complain(f"Stopped. Resume with: promptfed run --resume {folder}")
         raise typer.Exit(130) from None
     except OSError as error:
         if not (folder / names.RECIPE).is_file():
             raise
-        raise PromptFedError(f"{told(error)} Go on with promptfed run --resume {folder}.") from error
+        raise PromptFedError(f"{describe_os_error(error)} Resume with promptfed run --resume {folder}.") from error
     show_runs([result.folder], Format.terminal)
     say(f"Run folder {result.folder}, report {result.folder / names.REPORT}")
 
 
 def _sweep(runs: "Mapping[Path, Recipe]", command: str) -> None:
-    """Run what is left of a sweep and show all that is finished; a run that fails does not stop the others."""
+    """Run what is left of a sweep and show what is finished; a run that fails does not stop the others."""
     from promptfed.runs import resuming
 
     finished: list[Path] = []
@@ -104,10 +104,10 @@ def _sweep(runs: "Mapping[Path, Recipe]", command: str) -> None:
             resuming.start_or_resume(recipe, folder)
             finished.append(folder)
         except KeyboardInterrupt:
-            complain(f"Stopped, {len(finished)} of {len(runs)} runs finished. Go on with: {command}")
+            complain(f"Stopped, {len(finished)} of {len(runs)} runs finished. Resume with: {command}")
             raise typer.Exit(130) from None
         except OSError as error:
-            raise PromptFedError(f"{told(error)} Go on with {command}") from error
+            raise PromptFedError(f"{describe_os_error(error)} Resume with {command}") from error
         except PromptFedError as error:
             failed[folder] = error
     if not finished:
@@ -120,8 +120,10 @@ def _sweep(runs: "Mapping[Path, Recipe]", command: str) -> None:
 
 
 def demo(
-    seed: Annotated[int, typer.Option(help="Another seed: another partition, other starting weights.")] = 0,
-    out: Annotated[Path, typer.Option(help="Where the three run folders and the report go.")] = Path("runs/demo"),
+    seed: Annotated[
+        int, typer.Option(help="The random seed, which decides the partition and the starting weights.")
+    ] = 0,
+    out: Annotated[Path, typer.Option(help="The folder for the three runs and the report.")] = Path("runs/demo"),
 ) -> None:
     """Train Local, FedAvg and pFedPT on the same twenty clients of the embedded data set and compare them."""
     from promptfed.results.report import headline, read_run, write_report
@@ -131,7 +133,7 @@ def demo(
     try:
         folders = runner.demo(seed, out)
     except KeyboardInterrupt:
-        complain(f"Stopped. Go on with: promptfed demo --seed {seed} --out {out}")
+        complain(f"Stopped. Resume with: promptfed demo --seed {seed} --out {out}")
         raise typer.Exit(130) from None
     console.print(to_rich(headline([read_run(folder) for folder in folders]), console.width))
     page = write_report(folders, out / f"report-seed{seed}.html")
@@ -144,26 +146,28 @@ def reproduce(
         str, typer.Argument(help="A shipped table such as pfedpg/t1-office, or a .table.toml file.", metavar="TABLE")
     ],
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="Where all run folders go; runs/TABLE if not given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder for all runs; the default is runs/TABLE.")] = None,
     seeds: Annotated[str, typer.Option(help="The seeds of every cell, such as 0,1,2.")] = "0",
     only: Annotated[str | None, typer.Option(help="Run these rows only.", metavar="ROW,ROW")] = None,
     columns: Annotated[str | None, typer.Option(help="Run these columns only.", metavar="COLUMN,COLUMN")] = None,
-    workers: Annotated[int, typer.Option(help="Runs side by side, each in a process.")] = 1,
-    tune: Annotated[bool, typer.Option("--tune", help="Also try every row's grid on validation images.")] = False,
+    workers: Annotated[int, typer.Option(help="Runs at the same time, each in its own process.")] = 1,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Also tune every row: try its grid on validation images.")
+    ] = False,
     merge: Annotated[
         list[Path] | None,
-        typer.Option(help="Take the finished runs of another --out of this table too.", metavar="DIR"),
+        typer.Option(help="Also use the finished runs of this table in another --out.", metavar="DIR"),
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:1; short for device=…")] = None,
     form: Form = None,
 ) -> None:
-    """Run a paper's whole table and print ours beside the paper's.
+    """Run a paper's whole table and print our numbers beside the paper's.
 
-    Keys change all cells, and what they change against the paper is listed under the table:
+    Keys apply to all cells; how they deviate from the paper is listed under the table:
 
         promptfed reproduce pfedpg/t1-office --seeds 0,1,2 --workers 4 backbone.weights=facebook/dinov2-small
 
-    Finished runs are not run again: give the same command once more to go on after a stop.
+    Finished runs are not run again: give the same command again to resume.
     """
     from promptfed.papers.plan import TablePlan
     from promptfed.papers.remarks import failures
@@ -185,10 +189,10 @@ def reproduce(
     try:
         outcome = run_table(found, plan)
     except KeyboardInterrupt:
-        complain("Stopped. Give the same command again to go on.")
+        complain("Stopped. Give the same command again to resume.")
         raise typer.Exit(130) from None
     _show_table(outcome, form)
-    # where a format was asked for, a program or a file may be reading: it gets the table and nothing else
+    # with --format, a program or a file may be reading: it gets the table only
     tell = say if form in (None, Format.terminal) else complain
     tell(f"Table {plan.out / MARKDOWN_FILE}, {plan.out / JSON_FILE}")
     if failures(outcome):
@@ -196,7 +200,7 @@ def reproduce(
 
 
 def _chosen(option: str, given: str | None) -> tuple[str, ...]:
-    """Return the names that an option gives, or none if it was not given: then all are meant."""
+    """Return the names given by an option; none if it was not given, which means all."""
     names = tuple(filter(None, (given or "").split(",")))
     if given is not None and not names:
         raise PromptFedError(f"{option} names nothing; leave it out for all.")
@@ -204,7 +208,7 @@ def _chosen(option: str, given: str | None) -> tuple[str, ...]:
 
 
 def _show_table(outcome: "Comparison", form: Format | None = None) -> None:
-    """Print a paper's table as asked; if nothing is, for a person, or as Markdown where nobody watches."""
+    """Print a paper's table in the given format; the default is for a terminal, or Markdown if there is none."""
     from promptfed.papers.remarks import remarks
     from promptfed.papers.rendering import to_csv, to_latex, to_markdown, views
     from promptfed.results.report.layout import to_rich

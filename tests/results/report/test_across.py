@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from promptfed.cli.finished import Accuracy
+from promptfed.cli.analysis import Accuracy
 from promptfed.core.errors import PromptFedError
 from promptfed.results.report import PaperLayout, PaperPlace, RunFolder, across, read_run
 from promptfed.results.report.table import Table

@@ -1,4 +1,4 @@
-"""Commands on finished runs: tables, pages, pictures, measurements, predictions."""
+"""Commands on finished runs: tables, reports, pictures, measurements, predictions."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -10,8 +10,8 @@ from promptfed.analysis.figures import FIGURES
 from promptfed.cli.arguments import Dirs, Form, print_sentences, print_table, show_runs
 from promptfed.cli.terminal import console, say
 
-RunDir = Annotated[Path, typer.Argument(help="A finished run's folder.", metavar="DIR")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1; the run's own if not given.")]
+RunDir = Annotated[Path, typer.Argument(help="The folder of a finished run.", metavar="DIR")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1; the default is the run's own.")]
 
 
 class WordKind(StrEnum):
@@ -22,14 +22,14 @@ class WordKind(StrEnum):
 
 
 class Against(StrEnum):
-    """Whose images the global word is compared with."""
+    """Which images the global word is compared with."""
 
     ALL = "all"
     OWN = "own"
 
 
 class Accuracy(StrEnum):
-    """What stands in the cells of a table as papers print it."""
+    """The number in the cells of a table like those in papers."""
 
     mean = "mean"
     before = "before"
@@ -44,12 +44,15 @@ class Accuracy(StrEnum):
 def compare(
     dirs: Dirs,
     measure: Annotated[
-        Accuracy | None, typer.Option(help="Methods down, settings across and this in the cells, as papers print it.")
+        Accuracy | None,
+        typer.Option(
+            help="Print a table like those in papers: a row per method, a column per setting, this number in the cells."
+        ),
     ] = None,
     paper: Annotated[
         str | None,
         typer.Option(
-            help="Likewise, with the paper's figures: a table such as pfedpt/t1-cifar10, or a .table.toml file.",
+            help="The same beside a paper's numbers: a table such as pfedpt/t1-cifar10, or a .table.toml file.",
             metavar="TABLE",
         ),
     ] = None,
@@ -57,7 +60,7 @@ def compare(
 ) -> None:
     """Print run folders as one table; runs that differ only in their seed become mean ± std.
 
-    Of a folder that is no run, such as that of a sweep, all runs below it are meant:
+    A folder that is not itself a run, such as that of a sweep, stands for all runs below it:
 
         promptfed compare runs
         promptfed compare runs/pfedpt --paper pfedpt/t1-cifar10 --format latex
@@ -79,13 +82,13 @@ def compare(
     shown = str(measure or compared_measure(table))
     printed, deviations = match_runs(table, runs)
     print_table(across(runs, shown, printed), form)
-    print_sentences("Otherwise than in the paper", deviations, form)
+    print_sentences("Deviations from the paper", deviations, form)
 
 
 def report(
-    dirs: Dirs, out: Annotated[Path | None, typer.Option(help="The HTML file; DIR/report.html if not given.")] = None
+    dirs: Dirs, out: Annotated[Path | None, typer.Option(help="The HTML file; the default is DIR/report.html.")] = None
 ) -> None:
-    """Write one self-contained HTML page about one run or several; of a sweep's folder, about all runs below it."""
+    """Write one self-contained HTML page about one run or several; a sweep's folder stands for all runs below it."""
     from promptfed.results.report import run_folders, write_report
 
     typer.echo(write_report(run_folders(dirs), out))
@@ -95,19 +98,21 @@ def generate(
     folder: RunDir,
     prompt: Annotated[str, typer.Argument(help="What to draw, with {} for the word.")] = "a photo of a {}",
     client: Annotated[int | None, typer.Option(help="Draw this client's own word.")] = None,
-    kind: Annotated[WordKind | None, typer.Option(help="The global word, or a row for every client's own.")] = None,
+    kind: Annotated[WordKind | None, typer.Option(help="The global word, or a row for each client's own.")] = None,
     after: Annotated[
         list[int] | None,
-        typer.Option("--round", help="The global word after this round (0: at first); may be repeated.", metavar="N"),
+        typer.Option(
+            "--round", help="The global word after this round (0: the initial one); may be repeated.", metavar="N"
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="The picture.")] = Path("grid.png"),
     count: Annotated[int, typer.Option(min=1, help="Pictures of each word.")] = 8,
-    seed: Annotated[int, typer.Option(help="Another seed: other starting latents.")] = 0,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of denoising.")] = 30,
-    guidance: Annotated[float, typer.Option(help="How far to go beyond the text; 1: not at all.")] = 7.5,
+    seed: Annotated[int, typer.Option(help="The random seed of the starting latents.")] = 0,
+    steps: Annotated[int, typer.Option(min=1, help="Denoising steps.")] = 30,
+    guidance: Annotated[float, typer.Option(help="The guidance scale; 1: no guidance.")] = 7.5,
     device: Device = "",
 ) -> None:
-    """Draw pictures of the word that a finished run of relic, fedti or their kind has learned.
+    """Draw pictures of the word that a finished run of relic, fedti or a similar method has learned.
 
         promptfed generate runs/relic "an oil painting of {}" --client 3 --out grid.png
 
@@ -125,15 +130,15 @@ def generate(
 
 def export(
     folder: RunDir,
-    out: Annotated[Path, typer.Option(help="The file, ending in .safetensors.")] = Path("learned_embeds.safetensors"),
-    client: Annotated[int | None, typer.Option(help="This client's own word, not the global one.")] = None,
-    token: Annotated[str, typer.Option(help="What the word is called in prompts.")] = "<concept>",
+    out: Annotated[Path, typer.Option(help="The .safetensors file.")] = Path("learned_embeds.safetensors"),
+    client: Annotated[int | None, typer.Option(help="Export this client's own word, not the global one.")] = None,
+    token: Annotated[str, typer.Option(help="The name of the word in prompts.")] = "<concept>",
     prompt: Annotated[
         str, typer.Option(help="The prompt for which a client's word is written; its scale depends on it.")
     ] = "a photo of a {}",
     device: Device = "",
 ) -> None:
-    """Write the word of a finished run as a file that diffusers' load_textual_inversion and web interfaces load."""
+    """Write the learned word to a file that diffusers' load_textual_inversion and web interfaces can load."""
     from promptfed.analysis.export import export_word
     from promptfed.runs.finished import open_run, open_words
 
@@ -143,14 +148,14 @@ def export(
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(help="model.safetensors, a site's run, or a simulated run's folder.")],
+    model: Annotated[Path, typer.Argument(help="model.safetensors, or the folder of a site's run or a simulated run.")],
     images: Annotated[list[Path], typer.Argument(help="Image files.", metavar="IMAGE...")],
-    client: Annotated[int | None, typer.Option(help="Of a simulated run: this client's model.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="Classes shown of each image.")] = 3,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    client: Annotated[int | None, typer.Option(help="In a simulated run, the client whose model to use.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="Classes to show for each image.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
 ) -> None:
-    """Say what a trained model sees in images: their likeliest classes.
+    """Classify images with a trained model; show the most likely classes.
 
     promptfed predict kits/street/state/runs/RUN photo.jpg
     promptfed predict runs/pfedpt-fashion-shops-1 --client 3 photo.jpg
@@ -169,25 +174,28 @@ def quality(
     dirs: Dirs,
     features: Annotated[str, typer.Option(help="clip, clip:WEIGHTS, inception:FILE or torchmetrics.")] = "clip",
     count: Annotated[int, typer.Option(min=1, help="Pictures of the global word.")] = 50,
-    real: Annotated[int, typer.Option(min=1, help="Images it is compared with, at most.")] = 50,
+    real: Annotated[int, typer.Option(min=1, help="Real images to compare them with, at most.")] = 50,
     against: Annotated[
-        Against, typer.Option(help="These are of the data set's training images, or of those the run's clients hold.")
+        Against,
+        typer.Option(
+            help="Compare with all training images of the data set, or with those that the run's clients hold."
+        ),
     ] = Against.ALL,
-    clients: Annotated[int, typer.Option(min=0, help="Clients whose words are measured, from the first.")] = 3,
+    clients: Annotated[int, typer.Option(min=0, help="Clients whose words are measured, starting from client 0.")] = 3,
     own: Annotated[int, typer.Option(min=1, help="Pictures of a client's word.")] = 8,
     every: Annotated[
-        int, typer.Option(min=0, help="Measure the global word at first and every so many rounds, too.")
+        int, typer.Option(min=0, help="Also measure the initial global word, and that of every N-th round.")
     ] = 0,
     prompt: Annotated[str, typer.Option(help="What to draw, with {} for the word.")] = "a photo of a {}",
-    seed: Annotated[int, typer.Option(help="Another seed: other starting latents.")] = 0,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of denoising.")] = 30,
-    guidance: Annotated[float, typer.Option(help="How far to go beyond the text; 1: not at all.")] = 7.5,
+    seed: Annotated[int, typer.Option(help="The random seed of the starting latents.")] = 0,
+    steps: Annotated[int, typer.Option(min=1, help="Denoising steps.")] = 30,
+    guidance: Annotated[float, typer.Option(help="The guidance scale; 1: no guidance.")] = 7.5,
     device: Device = "",
     form: Form = None,
 ) -> None:
     """Measure the pictures of finished runs (FID, KID, likeness) and write quality.json into their folders.
 
-    All words are drawn from the same starting latents. Each row says how many images were compared.
+    All words are drawn from the same starting latents. Every row shows how many images were compared.
     """
     from promptfed.analysis import quality as measures
     from promptfed.analysis.generate import Sampler
@@ -201,17 +209,17 @@ def quality(
 
 def audit(
     dirs: Dirs,
-    clients: Annotated[int, typer.Option(min=1, help="Clients that are attacked, from the first.")] = 16,
+    clients: Annotated[int, typer.Option(min=1, help="Clients to attack, starting from client 0.")] = 16,
     features: Annotated[str, typer.Option(help="clip, clip:WEIGHTS, inception:FILE or torchmetrics.")] = "clip",
     count: Annotated[int, typer.Option(min=1, help="Pictures drawn from an uploaded word.")] = 8,
-    seed: Annotated[int, typer.Option(help="Another seed: other starting latents.")] = 0,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of denoising.")] = 30,
+    seed: Annotated[int, typer.Option(help="The random seed of the starting latents.")] = 0,
+    steps: Annotated[int, typer.Option(min=1, help="Denoising steps.")] = 30,
     device: Device = "",
 ) -> None:
     """Attack what clients send as a curious server would, and write audit.json into each run folder.
 
-    An uploaded word is drawn and compared with the clients' images; an uploaded model tells which classes a client
-    holds. Both may tell whose answer it is.
+    An uploaded word is drawn and compared with the clients' images; an uploaded model reveals which classes a client
+    holds. Both may reveal which client sent them.
     """
     from promptfed.analysis import audit as attacks
     from promptfed.analysis.generate import Sampler
@@ -233,15 +241,15 @@ def figure(
     dirs: Dirs,
     out: Annotated[
         Path | None,
-        typer.Option(help="The picture, .png, .svg or .pdf; DIR/figures/KIND.png if not given.", metavar="FILE"),
+        typer.Option(help="A .png, .svg or .pdf file; the default is DIR/figures/KIND.png.", metavar="FILE"),
     ] = None,
-    client: Annotated[list[int] | None, typer.Option(help="Only this client; may be given several times.")] = None,
+    client: Annotated[list[int] | None, typer.Option(help="Only this client; may be repeated.")] = None,
     label: Annotated[
         str | None,
-        typer.Option("--class", help="Of attention and grad-cam: only images of this class.", metavar="NAME"),
+        typer.Option("--class", help="For attention and grad-cam: only images of this class.", metavar="NAME"),
     ] = None,
 ) -> None:
-    """Draw a figure of a run's clients and models; its numbers go beside it, in a JSON file.
+    """Draw a figure of a run's clients and models, with its numbers in a JSON file beside it.
 
     Without --out the figure also becomes part of the run's report:
 

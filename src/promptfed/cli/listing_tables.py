@@ -1,4 +1,4 @@
-"""What there is by name, methods, data sets, recipes and more, and what this machine can run."""
+"""The tables of `list`, `data list` and `doctor`: what is available by name, and what this machine can run."""
 
 import inspect
 import shutil
@@ -16,17 +16,18 @@ from promptfed.data import DATASETS, status
 from promptfed.data.download import home
 from promptfed.data.partition import PARTITIONS
 from promptfed.results.report.table import human_bytes
-from promptfed.runs import config, registry
+from promptfed.runs import registry
+from promptfed.runs.sources import describe
 
-Entry = dict[str, Any]
+ListEntry = dict[str, Any]
 _ENGINE = ("shape", "classes", "names")  # a backbone's fields that the data set decides
 _WITHOUT_KEYS = ("recipes", "figures")  # a recipe has too many to show, a figure none
 
 
-def entries(kind: str) -> list[Entry]:
-    """Return every thing of that kind: its name, what it is, and its recipe keys with their defaults."""
+def entries(kind: str) -> list[ListEntry]:
+    """Return everything of that kind: its name, what it is, and its recipe keys with their defaults."""
     if kind == "recipes":
-        described = ((name, *config.describe(name)) for name in registry.recipes())
+        described = ((name, *describe(name)) for name in registry.recipes())
         return [{"name": name, "about": about, "keys": keys} for name, about, keys in described]
     if kind == "figures":
         return [{"name": name, "about": _sentence(one.about), "keys": {}} for name, one in sorted(FIGURES.items())]
@@ -48,7 +49,7 @@ def _about(kind: type) -> str:
     return (inspect.getdoc(kind) or "").split("\n", 1)[0]
 
 
-def _keys(kind: type) -> Entry:
+def _keys(kind: type) -> ListEntry:
     own = options.hints(kind)
     return {
         field.name: None if field.default is MISSING else field.default
@@ -57,7 +58,7 @@ def _keys(kind: type) -> Entry:
     }
 
 
-def table(kind: str, rows: list[Entry]) -> Table:
+def table(kind: str, rows: list[ListEntry]) -> Table:
     """Return the entries as a table for people."""
     shown = Table(box=None, pad_edge=False)
     shown.add_column("name", no_wrap=True)
@@ -71,7 +72,7 @@ def table(kind: str, rows: list[Entry]) -> Table:
 
 
 def data_table() -> Table:
-    """Return which data sets are here."""
+    """Return which data sets are on this machine."""
     shown = Table(box=None, pad_edge=False)
     for title in ("data set", "here", "size", "where"):
         shown.add_column(title)

@@ -1,4 +1,4 @@
-"""Commands that say what there is: methods, data sets, this machine."""
+"""Commands about what is available: methods, data sets, this machine."""
 
 import json
 from enum import StrEnum
@@ -9,11 +9,13 @@ import typer
 
 from promptfed.cli.terminal import console, say
 
-data_app = typer.Typer(help="The data sets on this machine: list, fetch or add an archive.", no_args_is_help=True)
+data_app = typer.Typer(
+    help="The data sets on this machine: list them, download one, or add one by hand.", no_args_is_help=True
+)
 MethodName = Annotated[str, typer.Argument(help="A method's name, or a dotted path such as pkg.mine:MyMethod.")]
 
 
-class Kind(StrEnum):
+class Listed(StrEnum):
     """What `promptfed list` lists."""
 
     methods = "methods"
@@ -24,19 +26,19 @@ class Kind(StrEnum):
     figures = "figures"
 
 
-def list_(kind: Kind, as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False) -> None:
+def list_(kind: Listed, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """List methods, data sets, backbones, partitions, recipes or figures, with the keys each one takes."""
-    from promptfed.cli import inventory
+    from promptfed.cli import listing_tables
 
-    rows = inventory.entries(kind.value)
+    rows = listing_tables.entries(kind.value)
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
     else:
-        console.print(inventory.table(kind.value, rows))
+        console.print(listing_tables.table(kind.value, rows))
 
 
 def check(method: MethodName) -> None:
-    """Run the conformance suite on a method: what every method must promise, on a toy task."""
+    """Check on a toy task that a method keeps the promises every method must keep."""
     from promptfed.core import options
     from promptfed.runs import registry
     from promptfed.runs.checks import PROMISES, check_method
@@ -49,18 +51,18 @@ def check(method: MethodName) -> None:
 
 
 def doctor() -> None:
-    """Say what this machine can run: devices, data sets, disk."""
-    from promptfed.cli import inventory
+    """Show what this machine can run: devices, data sets, free disk space."""
+    from promptfed.cli import listing_tables
 
-    console.print(inventory.diagnosis())
+    console.print(listing_tables.diagnosis())
 
 
 @data_app.command("list")
 def data_list() -> None:
     """Show which data sets are on this machine."""
-    from promptfed.cli import inventory
+    from promptfed.cli import listing_tables
 
-    console.print(inventory.data_table())
+    console.print(listing_tables.data_table())
 
 
 @data_app.command("get")
@@ -75,12 +77,12 @@ def data_get(name: Annotated[str, typer.Argument(help="A data set's name.")]) ->
 @data_app.command("add")
 def data_add(
     name: Annotated[str, typer.Argument(help="A data set's name.")],
-    path: Annotated[Path, typer.Argument(help="Its official archive, or a folder that holds its files.")],
+    path: Annotated[Path, typer.Argument(help="Its official archive, or a folder with its files.")],
     verify: Annotated[
-        bool, typer.Option(help="Refuse an archive whose checksum is not the official one, where one is known.")
+        bool, typer.Option(help="Refuse an archive with a wrong checksum, if the official one is known.")
     ] = True,
 ) -> None:
-    """Take an archive that is already on disk, so that nothing is downloaded."""
+    """Add a data set that is already on disk, so that nothing is downloaded."""
     from promptfed.data import add
 
     say(f"{name} is at {add(name, path, verify=verify)}")
