@@ -86,7 +86,7 @@ def test_the_servers_words_need_neither_images_nor_clients(relic: FinishedRun, t
     assert promptfed("export", folder, "--out", tmp_path / "word.safetensors").code == 0
     assert promptfed("generate", folder, "--count", 1, "--out", tmp_path / "one.png").code == 0
     done = promptfed("generate", folder, "--client", 1, "--out", tmp_path / "one.png")
-    assert "is the coordinator's side of a run over sites: it has neither images nor" in done.err
+    assert "is the coordinator's folder of a run over sites; it has neither images nor" in done.err
     (folder / "summary.json").unlink()
     assert f"resume it with promptfed sites run --resume {folder}." in promptfed("generate", folder).err
     assert f"resume it with promptfed sites run --resume {folder}." in promptfed("run", "--resume", folder).err
@@ -154,12 +154,12 @@ def test_what_cannot_be_drawn_is_said(relic: FinishedRun, alone: FinishedRun, tm
     out = tmp_path / "grid.png"
     for run, kind, client, sentence in (
         (relic, "global", 1, "belongs to no client"),
-        (relic, None, 3, "has clients 0 … 2, not 3"),
+        (relic, None, 3, "has clients 0 to 2, not 3"),
         (alone, None, None, "every client has a word of its own"),
     ):
         with pytest.raises(PromptFedError, match=sentence):
             generate(run, Sampler(count=1), out, kind=kind, client=client)  # type: ignore[arg-type]
-    with pytest.raises(PromptFedError, match="has words of rounds 0 … 2, not of round 3"):
+    with pytest.raises(PromptFedError, match="has the words of rounds 0 to 2, not of round 3"):
         generate(relic, Sampler(count=1), out, rounds=(3,))
     with pytest.raises(PromptFedError, match="Only the global word is kept"):
         generate(relic, Sampler(count=1), out, client=1, rounds=(1,))
@@ -174,7 +174,7 @@ def test_what_cannot_be_drawn_is_said(relic: FinishedRun, alone: FinishedRun, tm
 
 
 def test_only_finished_runs_are_opened(relic: FinishedRun, tmp_path: Path) -> None:
-    with pytest.raises(PromptFedError, match="holds no run"):
+    with pytest.raises(PromptFedError, match="is not a run folder"):
         open_run(tmp_path)
     (tmp_path / "recipe.toml").write_text((relic.folder / "recipe.toml").read_text())
     with pytest.raises(PromptFedError) as caught:

@@ -213,7 +213,7 @@ def test_mistakes_get_one_sentence(done: Result, own: tuple[list[Path], list[int
     assert "neither recipe.toml nor model.safetensors" in ask(tmp_path, image)
     assert "is not a model; give model.safetensors" in ask(run / "recipe.toml", image)
     assert "choose one with --client 0 … 3." in ask(run, image)
-    assert "has clients 0 … 3, not 9." in ask(run, image, "--client", 9)
+    assert "has clients 0 to 3, not 9." in ask(run, image, "--client", 9)
     assert "does not exist" in ask(run, tmp_path / "photo.jpg", "--client", 0)
     assert "is a folder, not an image" in ask(run, tmp_path, "--client", 0)
     assert "cannot be read as an image" in ask(run, word, "--client", 0)

@@ -111,7 +111,7 @@ def test_a_wrong_key_or_value(what: str, images: Path) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_no_gpu(images: Path) -> None:
-    assert "torch sees no GPU here; use device=cpu." in mistake("local", *tiny(images), "--device", "cuda")
+    assert "torch sees none here; use device=cpu." in mistake("local", *tiny(images), "--device", "cuda")
 
 
 def test_nothing_to_run(images: Path) -> None:
@@ -289,7 +289,7 @@ def test_photographs_for_a_word(tmp_path: Path) -> None:
         Image.new("RGB", (40, 40), (60 * number, 0, 0)).save(tmp_path / "photos" / "ball" / f"{number}.png")
     words = ["run", "relic", f"data.name=folder:{tmp_path / 'photos'}", "data.test_fraction=0", "clients=1"]
     for more, expected in (
-        ("data.size=16", "data.size=16 is less than the 32 pixels a side that the backbone draws; set data.size=32."),
+        ("data.size=16", "data.size=16 is less than the 32 × 32 pixels that the backbone draws; set data.size=32."),
         ("method.vectors=30", "with a word of 30 vectors is longer than 24 tokens."),
         ("method.initialiser=clematis", 'it must be one, as "thing" is.'),
     ):

@@ -80,7 +80,7 @@ def test_a_run_draws_one_client_of_every_domain(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("per_round", [0, 3, 8])
 def test_as_many_as_there_are_domains_or_a_sentence(per_round: int, tmp_path: Path) -> None:
-    sentence = f"draws a client of each domain: set per_round=4, not {per_round}"
+    sentence = f"samples one client of each domain: set per_round=4, not {per_round}"
     with pytest.raises(PromptFedError, match=sentence):
         start(shops(f"per_round={per_round}", "sampling=one-per-domain"), tmp_path / "run")
     assert not (tmp_path / "run").exists()

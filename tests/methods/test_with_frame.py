@@ -259,8 +259,8 @@ def test_without_a_prompt_a_recipe_is_as_it_was() -> None:
     [
         ("pfedpt", ["prompt.kind=frame"], "pfedpt has a prompt of its own: set method.prompt"),
         ("pfedpt+pt", [], "pfedpt has a prompt of its own"),
-        ("fedprox", ["prompt.pad=2", "prompt.size=2"], "give prompt.size alone"),
-        ("fedprox", ["prompt.pad=2", "prompt.kind=patch"], "give prompt.size alone"),
+        ("fedprox", ["prompt.pad=2", "prompt.size=2"], "give only prompt.size"),
+        ("fedprox", ["prompt.pad=2", "prompt.kind=patch"], "give only prompt.size"),
         ("fedprox", ["prompt.kind=fram"], 'Unknown prompt.kind "fram"; did you mean "frame"?'),
         ("fedprox", ["prompt.sise=2"], 'did you mean "prompt.size"?'),
         ("fedprox", ["prompt.name=frame"], 'Unknown key "prompt.name"'),

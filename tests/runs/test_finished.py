@@ -172,7 +172,7 @@ def test_facts_come_from_the_partitions_file(trained: tuple[Path, bool], loads: 
 
 def test_a_client_that_does_not_exist(folder: Path) -> None:
     for client in (-1, 3):
-        with pytest.raises(PromptFedError, match=f"has clients 0 … 2, not {client}"):
+        with pytest.raises(PromptFedError, match=f"has clients 0 to 2, not {client}"):
             open_run(folder).deployed(client)
 
 
@@ -211,6 +211,6 @@ def test_a_method_declares_that_it_learns_a_word() -> None:
     method, model = inverted(words)
     assert isinstance(method, Word)
     assert model is words.task.backbone
-    sentence = r"^here is a run of plain, which learns no word; relic, fedti and their kind do\.$"
+    sentence = r"^here is a run of plain, which learns no word; relic, fedti and similar methods do\.$"
     with pytest.raises(PromptFedError, match=sentence):
         inverted(words_of(Plain()))

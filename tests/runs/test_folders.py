@@ -22,5 +22,5 @@ def test_a_folder_of_a_sweep_names_no_consequences() -> None:
 
 
 def test_a_sweep_has_no_run_twice() -> None:
-    with pytest.raises(PromptFedError, match="one run twice"):
+    with pytest.raises(PromptFedError, match="contains a run twice"):
         folders.sweep_folders(config.load("fedavg", ["seed=[1,1]"]), Path("out"))

@@ -175,25 +175,27 @@ def _figure(value: object, column: TableColumn, where: str) -> PrintedFigure:
     _check_keys(given, ("mean", "clients"), ("mean",), where)
     mean, clients = _number(given["mean"], where), [_number(client, where) for client in given.get("clients", ())]
     if mean is None or None in clients or len(clients) not in (0, len(column.clients)):
-        raise PromptFedError(f'The figures for column "{column.name}" in {where} must be one mean and all its clients.')
+        raise PromptFedError(
+            f'The numbers for column "{column.name}" in {where} must be a mean, and either all of its clients or none.'
+        )
     return PrintedFigure(mean, tuple(client for client in clients if client is not None))
 
 
 def _grid(value: object, where: str) -> Grid:
     if not isinstance(value, dict) or not all(isinstance(tried, list) and tried for tried in value.values()):
-        raise PromptFedError(f'tune in {where} must give lists by key, such as {{"method.lr" = [0.1, 0.01]}}.')
+        raise PromptFedError(f'tune in {where} must be lists of values by key, such as {{"method.lr" = [0.1, 0.01]}}.')
     return {key: tuple(tried) for key, tried in value.items()}
 
 
 def _entries(content: Content, key: str, where: str) -> list[Content]:
-    """Return the tables under [[key]], which have names that differ and can be folders."""
+    """Return the tables under [[key]]; their names must differ and be usable as folder names."""
     entries = content[key]
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
         raise PromptFedError(f"{where} must have at least one [[{key}]].")
     names = [str(entry.get("name", "")) for entry in entries]
     for name in names:
         if not name or "/" in name or name in (".", "..", "tune", "tuned") or names.count(name) > 1:
-            raise PromptFedError(f'Every one of [[{key}]] in {where} needs a plain name of its own, not "{name}".')
+            raise PromptFedError(f'Every [[{key}]] in {where} needs a unique plain name, not "{name}".')
     return entries
 
 
@@ -226,7 +228,7 @@ def _measures(content: Content, where: str) -> tuple[str, ...]:
 
 def _number(value: object, where: str) -> float | None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise PromptFedError(f"A figure in {where} must be a number, not {value!r}.")
+        raise PromptFedError(f"A value in {where} must be a number, not {value!r}.")
     return None if value is None else float(value)
 
 

@@ -73,7 +73,7 @@ def _answers(loop: Loop, sort: Sorter, rows: Indices) -> dict[str, Indices]:
 
 
 def _save_sheet(lines: list[Images], path: Path) -> None:
-    """Save images, a domain's in a line, as one picture on white."""
+    """Save images as one picture on white, a line per domain."""
     sheet = Image.new("RGB", (SIDE * max(len(line) for line in lines), SIDE * len(lines)), "white")
     for down, line in enumerate(lines):
         for across, pixels in enumerate(line):

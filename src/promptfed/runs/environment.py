@@ -1,4 +1,4 @@
-"""Where a run happens: what a reader needs to know of the machine, and how precisely a GPU multiplies."""
+"""Where a run happens: facts about the machine, and the precision of matrix products."""
 
 import datetime
 import os

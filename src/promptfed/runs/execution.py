@@ -1,4 +1,4 @@
-"""Starting a run, and running all that is left of one: its rounds, its last tests, its summary and its report."""
+"""Starting a run, and completing one: its remaining rounds, final evaluation, summary and report."""
 
 import sys
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ def start(recipe: Recipe, folder: Path, method: Method | None = None) -> Result:
 
 
 def execute(plan: Plan, loop: Loop) -> Result:
-    """Run what is left of a run, then write its summary, pictures and report, while no other process writes there."""
+    """Run the remaining rounds, then write the summary, pictures and report, while no other process writes there."""
     with loop.record.held():
         summary = _complete(plan, loop)
     return Result(loop.record.folder, loop.record.rounds, summary)
@@ -71,7 +71,7 @@ def _complete(plan: Plan, loop: Loop) -> Line:
 
 
 def _restore(plan: Plan, loop: Loop) -> None:
-    """Return to the last committed state, if there is one; rounds beyond it are made again."""
+    """Restore the last committed state, if there is one; later rounds are run again."""
     recipe, record = plan.recipe, loop.record
     state = record.state(recipe.hash, plan.partition.hash)
     if state is None:
@@ -79,7 +79,7 @@ def _restore(plan: Plan, loop: Loop) -> None:
     else:
         loop.restore(state)
     stored = record.folder / names.RECIPE
-    if stored.read_text(encoding="utf-8") != recipe.to_toml():  # it was asked for more rounds, or on another device
+    if stored.read_text(encoding="utf-8") != recipe.to_toml():  # resumed for more rounds, or on another device
         for stale in (names.SUMMARY, names.FIGURES):
             (record.folder / stale).unlink(missing_ok=True)
         write_text(stored, recipe.to_toml())

@@ -1,4 +1,4 @@
-"""What a finished run shows of its clients: figures.json, and their learned prompts as pictures."""
+"""What a finished run shows about its clients: figures.json, and their learned prompts as pictures."""
 
 from pathlib import Path
 

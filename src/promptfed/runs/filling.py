@@ -1,4 +1,4 @@
-"""Filling in a recipe's tables: every option of what a table names, checked, with its default where none is given."""
+"""Filling in a recipe's tables: every option checked, and the defaults added."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -47,7 +47,7 @@ def fill_backbone(table: NestedTable) -> NestedTable:
 
 
 def fill_method(table: NestedTable, prompt: NestedTable) -> tuple[NestedTable, NestedTable]:
-    """Fill in a method's options, and those of its visual prompt if it has one; the method's name then says so."""
+    """Fill in a method's options, and those of its visual prompt if it has one; the method's name then ends in it."""
     name, given = _named(table, "method")
     plain = name.removesuffix(PROMPTED)
     kind = registry.find_method(plain)
@@ -65,11 +65,11 @@ def fill_method(table: NestedTable, prompt: NestedTable) -> tuple[NestedTable, N
 
 
 def _sized(prompt: NestedTable) -> NestedTable:
-    """Return a prompt's options with the frame's `pad`, as papers call it, under the name it shares with patches."""
+    """Return a prompt's options with a frame's `pad`, as papers call it, renamed to `size`."""
     if "pad" not in prompt:
         return prompt
     if "size" in prompt or prompt.get("kind", "frame") != "frame":
-        raise PromptFedError("prompt.pad is another name for the prompt.size of a frame; give prompt.size alone.")
+        raise PromptFedError("prompt.pad is another name for the prompt.size of a frame; give only prompt.size.")
     return {"size" if key == "pad" else key: value for key, value in prompt.items()}
 
 
@@ -81,7 +81,7 @@ def make_method(table: NestedTable, prompt: NestedTable) -> Method:
 
 
 def _prompted(method: Method, prompt: NestedTable) -> WithFrame:
-    """Return the method with a visual prompt, unless the two do not go together."""
+    """Return the method with a visual prompt, or refuse a method that cannot have one."""
     if "prompt" in options.hints(type(method)):
         raise PromptFedError(f"{method.name} has a prompt of its own: set method.prompt and method.size, not [prompt].")
     if method.traits.reads == "features":

@@ -1,4 +1,4 @@
-"""A finished run, opened again: its method, its images, its server's tree and every client's own."""
+"""A finished run, opened again: its method, its images, the server's tree and every client's own."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -28,12 +28,12 @@ from promptfed.runs import config, planning
 from promptfed.runs.config import Recipe
 from promptfed.runs.planning import Plan
 
-UNKNOWN = (32, 32)  # images that are not there; a model draws pictures of its own size
+UNKNOWN = (32, 32)  # the size of images that are not needed; a model draws pictures of its own size
 
 
 @dataclass(frozen=True)
 class Words:
-    """The words that a run's server has had: all that it takes to draw them, wherever the run's images are."""
+    """The words that a run's server has had, and all it takes to draw them; the run's images are not needed."""
 
     folder: Path
     recipe: Recipe
@@ -43,13 +43,13 @@ class Words:
     rounds: int
 
     def word(self, finished: int) -> Tensor:
-        """Return the server's word [v, W] as it was after so many rounds; after 0 it is the one the run began with."""
+        """Return the server's word [v, W] after so many rounds; after 0 it is the initial one."""
         if finished == 0:
             server = self.method.init_server(self.task, rng_for(self.recipe.seed, "server"))
             return server["word"].to(self.device)
         path = Record(self.folder).kept("word", finished)
         if not path.is_file():
-            raise PromptFedError(f"{self.folder} has words of rounds 0 … {self.rounds}, not of round {finished}.")
+            raise PromptFedError(f"{self.folder} has the words of rounds 0 to {self.rounds}, not of round {finished}.")
         return read_tree(path)["word"].to(self.device)
 
 
@@ -195,7 +195,7 @@ class FinishedRun:
     def check_client(self, client: int) -> None:
         """Refuse a client that does not exist."""
         if not 0 <= client < len(self):
-            raise PromptFedError(f"{self.folder} has clients 0 … {len(self) - 1}, not {client}.")
+            raise PromptFedError(f"{self.folder} has clients 0 to {len(self) - 1}, not {client}.")
 
 
 def open_words(folder: Path, device: str = "") -> Words:
@@ -212,12 +212,12 @@ def open_run(folder: Path, device: str = "") -> FinishedRun:
     recipe = _finished_recipe(folder, device)
     if over_sites(folder):
         raise PromptFedError(
-            f"{folder} is the coordinator's side of a run over sites: it has neither images nor their own models."
+            f"{folder} is the coordinator's folder of a run over sites; it has neither images nor the sites' models."
         )
     recipe = replace(recipe, device=device or recipe.device)
     record = Record(folder)
     if not (record.checkpoint / names.STATE).exists():
-        raise PromptFedError(f"{folder} has no checkpoint, so what it learned is gone.")
+        raise PromptFedError(f"{folder} has no checkpoint, so its models are lost.")
     described = DescribedPartition.load(folder / names.PARTITION)
     state = record.state(recipe.hash, described.partition.hash)
     assert state is not None
@@ -228,7 +228,7 @@ def open_run(folder: Path, device: str = "") -> FinishedRun:
 def _finished_recipe(folder: Path, device: str) -> Recipe:
     """Return the recipe of the finished run in `folder`, or say what is missing."""
     if not (folder / names.RECIPE).is_file():
-        raise PromptFedError(f"{folder} holds no run: recipe.toml is missing.")
+        raise PromptFedError(f"{folder} is not a run folder: recipe.toml is missing.")
     if not (folder / names.SUMMARY).is_file():
         command = "promptfed sites run" if over_sites(folder) else "promptfed run"
         raise PromptFedError(f"{folder} is not finished; resume it with {command} --resume {folder}.")
@@ -238,9 +238,9 @@ def _finished_recipe(folder: Path, device: str) -> Recipe:
 
 
 def train_again(loop: Loop, clients: Sequence[int], *, keep: bool = False) -> Iterator[tuple[int, Tree, Tree, Tensor]]:
-    """Train clients once more from the final state; yield each, what it received, what it sends, and its weight.
+    """Train clients again from the final state; yield each, what it received, what it sends, and its weight.
 
-    With `keep` the store has their personal trees of afterwards, until it is told to `discard` them.
+    With `keep`, the store has their new personal trees until its `discard` is called.
     """
     width = loop.fleet.width
     weights = loop.method.weight(loop.shards.facts(clients))
@@ -265,4 +265,4 @@ def _learning_word(folder: Path, method: Method, recipe: Recipe) -> LearnsWord:
     if isinstance(method, LearnsWord):
         return method
     name = recipe.method["name"]
-    raise PromptFedError(f"{folder} is a run of {name}, which learns no word; relic, fedti and their kind do.")
+    raise PromptFedError(f"{folder} is a run of {name}, which learns no word; relic, fedti and similar methods do.")

@@ -20,15 +20,15 @@ def sweep_folders(recipes: list[Recipe], out: Path | None) -> list[Path]:
         return [out or default_folder(recipes[0])]
     parent = out or default_folder(recipes[0])
     flat = [recipe.flatten() for recipe in recipes]
-    told: list[str] = []  # another method has other fields: its name says it all
+    shown: list[str] = []  # names first: another method has other fields, which need not be shown
     for key in sorted(dict.fromkeys(chain(*flat)), key=lambda one: "." in one and not one.endswith(".name")):
-        if _apart(flat, [*told, key]) > _apart(flat, told):
-            told.append(key)
-    if _apart(flat, told) < len(flat):
-        raise PromptFedError("The sweep has one run twice; give every value once.")
-    return [parent / ",".join(f"{key}={one.get(key)}" for key in told).replace("/", "_") for one in flat]
+        if _distinct(flat, [*shown, key]) > _distinct(flat, shown):
+            shown.append(key)
+    if _distinct(flat, shown) < len(flat):
+        raise PromptFedError("The sweep contains a run twice; give every value once.")
+    return [parent / ",".join(f"{key}={one.get(key)}" for key in shown).replace("/", "_") for one in flat]
 
 
-def _apart(flat: list[dict[str, Any]], keys: list[str]) -> int:
-    """Return how many runs differ in these keys."""
+def _distinct(flat: list[dict[str, Any]], keys: list[str]) -> int:
+    """Return how many different runs there are by these keys."""
     return len({repr([one.get(key) for key in keys]) for one in flat})

@@ -1,4 +1,4 @@
-"""Nested tables of plain values, as a recipe is: under dotted keys, and as TOML."""
+"""Nested tables of plain values, such as recipes: under dotted keys, and as TOML."""
 
 import json
 import tomllib
@@ -20,12 +20,12 @@ def leaves(content: NestedTable, path: tuple[str, ...] = ()) -> Iterator[tuple[t
 
 
 def copied(content: NestedTable) -> NestedTable:
-    """Return tables of their own with the same values."""
+    """Return a deep copy of the tables, with the same values."""
     return {key: copied(value) if isinstance(value, dict) else value for key, value in content.items()}
 
 
 def set_key(content: NestedTable, key: str, value: object) -> None:
-    """Put a value under a dotted key; tables that are missing are made."""
+    """Set a value under a dotted key; missing tables are created."""
     *tables, last = key.split(".")
     place = content
     for table in tables:
@@ -36,7 +36,7 @@ def set_key(content: NestedTable, key: str, value: object) -> None:
 
 
 def read_value(text: str) -> object:
-    """Read a value as TOML would; a bare word is a text."""
+    """Read a value as TOML; a bare word is a string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -44,7 +44,7 @@ def read_value(text: str) -> object:
 
 
 def literal(value: object) -> str:
-    """Write one value as TOML; numbers and arrays of NumPy and PyTorch are plain ones."""
+    """Write one value as TOML; numbers and arrays of NumPy and PyTorch become plain ones."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, bool):

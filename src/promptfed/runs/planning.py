@@ -1,4 +1,4 @@
-"""From a recipe to all that it names: the method, the images, the clients, and the round loop ready to run."""
+"""From a recipe to everything it names: the method, the images, the clients, and the round loop, ready to run."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +34,7 @@ from promptfed.runs.recipe import EvaluateOptions, FleetOptions, Recipe
 
 @dataclass(frozen=True)
 class Plan:
-    """A recipe with everything it names found: the method, the images, who holds which, what is learned, and where."""
+    """Everything a recipe names: its method, its images, which client holds which, the task, and the device."""
 
     recipe: Recipe
     method: Method
@@ -45,9 +45,9 @@ class Plan:
 
 
 def prepare(recipe: Recipe, method: Method | None, saved: Path | None, task: Task | None = None) -> Plan:
-    """Find everything a recipe names; who holds which images is read from `saved`, if there is such a file.
+    """Find everything a recipe names; the partition is read from `saved`, if there is such a file.
 
-    A method or a task that is already there is taken as it is.
+    A method or a task that is given is used as it is.
     """
     dataset = _find_images(recipe)
     partition = _divide(recipe, dataset, saved)
@@ -60,7 +60,7 @@ def prepare(recipe: Recipe, method: Method | None, saved: Path | None, task: Tas
 
 
 def _find_images(recipe: Recipe) -> Dataset:
-    """Load the recipe's data set, split as it is evaluated, with the domain that is left out as the last."""
+    """Load the recipe's data set with its evaluation split; a domain that is left out becomes the last one."""
     given, unseen = dict(recipe.data), recipe.partition.get("unseen")
     dataset = open_dataset(str(given.pop("name")), **given)
     dataset = evaluated_on(dataset, "test" if _pooled(recipe) else recipe.evaluate["split"], recipe.seed)
@@ -68,7 +68,7 @@ def _find_images(recipe: Recipe) -> Dataset:
 
 
 def _divide(recipe: Recipe, dataset: Dataset, saved: Path | None) -> Partition:
-    """Read who holds which images from `saved`, or divide them as the recipe says."""
+    """Read the partition from `saved`, or divide the images as the recipe says."""
     rule = dict(recipe.partition)
     again = saved is not None and saved.exists()
     name = f"file:{saved}" if again else str(rule.pop("name"))
@@ -79,16 +79,16 @@ def _divide(recipe: Recipe, dataset: Dataset, saved: Path | None) -> Partition:
 
 
 def _pooled(recipe: Recipe) -> bool:
-    """Say whether the partition deals training and test images alike, and divides each client's own."""
+    """Say whether the partition pools training and test images, and splits each client's own."""
     return str(recipe.partition["name"]).startswith(POOLED)
 
 
 def _check_size(recipe: Recipe, task: Task) -> None:
-    """Refuse to teach a model that draws large pictures from small copies of photographs."""
+    """Refuse images that are smaller than the pictures a generative backbone draws."""
     size, side = recipe.data.get("size"), getattr(task.backbone, "side", None)
     if isinstance(size, int) and isinstance(side, int) and size < side:
         raise PromptFedError(
-            f"data.size={size} is less than the {side} pixels a side that the backbone draws; set data.size={side}."
+            f"data.size={size} is less than the {side} × {side} pixels that the backbone draws; set data.size={side}."
         )
 
 
@@ -97,12 +97,12 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise PromptFedError(f"device={name} was asked for, but torch sees no GPU here; use device=cpu.")
+        raise PromptFedError(f"device={name} needs a GPU, but torch sees none here; use device=cpu.")
     return torch.device(name)
 
 
 def make_task(recipe: Recipe, sides: tuple[int, int], classes: tuple[str, ...], device: torch.device) -> Task:
-    """Return what is being learned: the recipe's backbone for images of this height and width, and these classes."""
+    """Return the task: the recipe's backbone for images of this height and width, and these classes."""
     given = dict(recipe.backbone)
     kind = BACKBONES[str(given.pop("name"))]
     fixed: dict[str, object] = {"shape": (3, *sides), "classes": len(classes)}
@@ -158,7 +158,7 @@ def make_loop(plan: Plan, record: Record, *, secret_draw: bool = True) -> Loop:
 
 
 def _unseen(recipe: Recipe, dataset: Dataset) -> list[NDArray[np.int64]]:
-    """Return the test images of the domain that is left out, which is the last one; there may be none."""
+    """Return the test images of the domain that is left out, the last one, if the recipe leaves one out."""
     if not recipe.partition.get("unseen"):
         return []
     last = len(dataset.domain_names) - 1
@@ -166,22 +166,22 @@ def _unseen(recipe: Recipe, dataset: Dataset) -> list[NDArray[np.int64]]:
 
 
 def _groups(recipe: Recipe, shards: Shards, guarded: Guards) -> tuple[int, ...]:
-    """Return the domain of every first client if one of each is drawn, else nothing."""
+    """Return the domain of every founding client, if one client per domain is sampled."""
     if recipe.sampling == "uniform":
         return ()
     groups = tuple(shards.facts(range(len(shards) - recipe.newcomers))["domain"].tolist())
     if recipe.per_round != len(set(groups)):
         raise PromptFedError(
-            f"sampling=one-per-domain draws a client of each domain: set per_round={len(set(groups))}, "
+            f"sampling=one-per-domain samples one client of each domain: set per_round={len(set(groups))}, "
             f"not {recipe.per_round}."
         )
     if guarded.accountant is not None and guarded.accountant.place == "central":
-        raise PromptFedError("Central noise is accounted for uniform draws only; set sampling=uniform.")
+        raise PromptFedError("The privacy of central noise is known only for uniform sampling; set sampling=uniform.")
     return groups
 
 
 def affordable(recipe: Recipe, guarded: Guards, groups: tuple[int, ...] = ()) -> int:
-    """Return how many of the recipe's rounds its privacy budget allows; who takes part is known beforehand."""
+    """Return how many of the recipe's rounds its privacy budget allows; participants are known in advance."""
     accountant, founders = guarded.accountant, recipe.clients - recipe.newcomers
     if accountant is None or not accountant.budget:
         return recipe.rounds
@@ -195,7 +195,7 @@ def affordable(recipe: Recipe, guarded: Guards, groups: tuple[int, ...] = ()) ->
 
 
 def _pool(plan: Plan) -> Pool:
-    """Return the images, or what the frozen backbone makes of them where the method reads no more than that."""
+    """Return the images, or their features if the method reads those of a frozen backbone."""
     if plan.method.traits.reads == "pixels":
         return Pool(plan.dataset, plan.device)
     backbone = plan.task.backbone

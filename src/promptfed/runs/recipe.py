@@ -1,4 +1,4 @@
-"""A recipe: a frozen value with every key of a run, its fingerprint, its text, and how two recipes differ."""
+"""A recipe as a frozen value: every key of a run, its fingerprint, its text, and how two recipes differ."""
 
 import hashlib
 from collections.abc import Collection
@@ -27,11 +27,11 @@ class FleetOptions:
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """When clients are tested."""
+    """When clients are evaluated."""
 
     every: Count = 1  # rounds between evaluations; the last round is always evaluated
-    personal: bool = True  # false: before the last round, test only the server's own model
-    after: bool = True  # at the end, also test every client after one more local training
+    personal: bool = True  # false: before the last round, evaluate only the server's own model
+    after: bool = True  # at the end, also evaluate every client after one more local training
     split: Literal["test", "val"] = "test"  # val: choose settings on validation images, never on test images
 
 
@@ -44,15 +44,15 @@ class Recipe:
     clients: Count = 20
     per_round: Whole = 0  # clients that take part in a round; 0: all
     sampling: Literal["uniform", "one-per-domain"] = "uniform"  # how they are drawn
-    newcomers: Whole = 0  # how many of the clients come only after the last round
-    join_rounds: Count = 5  # rounds of newcomers alone, if there are any
+    newcomers: Whole = 0  # clients that join after the last round
+    join_rounds: Count = 5  # rounds for newcomers only, if there are any
     device: str = "auto"
     checkpoint_seconds: NonNegative = 5.0
     method: NestedTable = field(default_factory=lambda: {"name": "pfedpt"})
     data: NestedTable = field(default_factory=lambda: {"name": "fashion-shops", "limit": 50})
     partition: NestedTable = field(default_factory=lambda: {"name": "pathological", "classes_per_client": 5})
     prompt: NestedTable = field(default_factory=dict)  # a visual prompt around the method's images; empty: none
-    backbone: NestedTable = field(default_factory=dict)  # empty: the method's own choice
+    backbone: NestedTable = field(default_factory=dict)  # empty: the method's default
     fleet: NestedTable = field(default_factory=lambda: {"name": "auto"})
     evaluate: NestedTable = field(default_factory=dict)
     guards: NestedTable = field(default_factory=dict)  # empty: none

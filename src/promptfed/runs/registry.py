@@ -1,4 +1,4 @@
-"""What can be named: methods, of this package and of others, and the recipes and tables that are shipped."""
+"""Everything with a name: methods, from this package and others, and the shipped recipes and tables."""
 
 import importlib
 import pkgutil
@@ -16,22 +16,22 @@ RECIPES = Path(__file__).parent / "recipes"
 
 
 def methods() -> dict[str, type[Method]]:
-    """Return every method by name: the package's own, then those other packages announce by entry point."""
+    """Return every method by name: the package's own, then those that other packages register as entry points."""
     found: dict[str, type[Method]] = {}
     for module in pkgutil.iter_modules(promptfed.methods.__path__):
         names = vars(importlib.import_module(f"promptfed.methods.{module.name}")).values()
         for kind in names:
             own = isinstance(kind, type) and issubclass(kind, Method) and kind.__module__.endswith(module.name)
-            if own and kind is not WithFrame:  # which is no method without another one
+            if own and kind is not WithFrame:  # it needs a method to wrap
                 found[kind.name] = kind
     for point in _announced():
         if point.name in found:
-            raise PromptFedError(f'Two methods are called "{point.name}": the other comes from {point.value}.')
+            raise PromptFedError(f'Two methods are called "{point.name}"; one of them is {point.value}.')
         found[point.name] = point.load()
     return found
 
 
-@cache  # looking through all installed packages takes longer than the rest of a recipe
+@cache  # searching all installed packages takes longer than reading a recipe
 def _announced() -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group="promptfed.methods"))
 
@@ -51,7 +51,7 @@ def find_method(name: str) -> type[Method]:
     if not (isinstance(kind, type) and issubclass(kind, Method)):
         raise PromptFedError(f'"{name}" is not a method: it must be a subclass of promptfed.Method.')
     if issubclass(kind, WithFrame):
-        raise PromptFedError(f"{name} wraps another method: name that one, and give prompt.kind beside it.")
+        raise PromptFedError(f"{name} wraps another method; run that method, with prompt.kind.")
     return kind
 
 

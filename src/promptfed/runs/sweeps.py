@@ -1,4 +1,4 @@
-"""Sweeps: a recipe with lists of values is one recipe per combination of them."""
+"""Sweeps: a recipe with lists of values becomes one recipe per combination."""
 
 from collections.abc import Iterator
 from itertools import product

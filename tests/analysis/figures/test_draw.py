@@ -226,7 +226,7 @@ def test_unnamed_clients_are_those_that_have_the_class(runs: dict[str, Path], tm
         ("drift", "pt", [1], "leave out --client"),
         ("leakage", "local", [], "Method local uploads nothing"),
         ("leakage", "fedper", [], "What a client of fedper uploads is not a model by itself"),
-        ("encodings", "fedavg", [], "is a run of fedavg, which learns no word; relic, fedti and their kind do."),
+        ("encodings", "fedavg", [], "is a run of fedavg, which learns no word; relic, fedti and similar methods do."),
         ("prior", "pt", [4], "There is no client 4 in .* it has clients 0 to 3."),
         ("labels", "pt", [-1], "There is no client -1"),
         ("sizes", "fedavg", [], "has no prompt with a size; pfedpt has method.size, and other methods prompt.size."),
