@@ -1,7 +1,7 @@
-"""Four sites and a coordinator on one machine, each a process of its own, with mutual TLS: `make sites-demo`.
+"""A coordinator and four sites on one machine, each in its own process, with mutual TLS: `make sites-demo`.
 
-Each site has the photographs of one of the four shops of the embedded data set. All that happens here can be typed by
-hand, on five machines; docs/deploying.md does so.
+Each site has the photographs of one of the four shops of the embedded data set. docs/deploying.md does the same by hand,
+on five machines.
 """
 
 import argparse
@@ -26,14 +26,14 @@ PROMPTFED = [sys.executable, "-m", "promptfed", "sites"]
 
 
 def free_port() -> int:
-    """Return a port nobody listens on."""
+    """Return a free port."""
     with socket.socket() as one:
         one.bind(("localhost", 0))
         return int(one.getsockname()[1])
 
 
 def write_data(folder: Path, limit: int) -> list[str]:
-    """Write every shop's photographs into a file of its own, and one of its test photographs as a picture."""
+    """Write each shop's photographs to its own file, and one of its test photographs as a PNG."""
     data = open_dataset("fashion-shops", limit=limit)
     for number, shop in enumerate(data.domain_names):
         train, test = ((data.domains == number) & part for part in (~data.test, data.test))
@@ -72,7 +72,7 @@ def main() -> None:
         words = ["pfedpg", f"rounds={given.rounds}", "method.epochs=1", "evaluate.after=false", "--out", "run"]
         subprocess.run([*PROMPTFED, "run", *words], cwd=out, check=True)
         (run,) = (out / "federation/kits/street/state/runs").iterdir()
-        print("What the model of the site street sees in a photograph of that shop:", flush=True)
+        print("What the model of the site street predicts for a photograph of that shop:", flush=True)
         subprocess.run([*PROMPTFED[:-1], "predict", run.relative_to(out), "street.png"], cwd=out, check=True)
         print(f"What left a site: {out / 'federation/kits/street/state/outbox.jsonl'}")
         print(f"The report: {out / 'run/report.html'}")
@@ -95,4 +95,4 @@ def start(out: Path, name: str, *words: str) -> "subprocess.Popen[bytes]":
 if __name__ == "__main__":
     began = time.monotonic()
     main()
-    print(f"All of it took {time.monotonic() - began:.0f} seconds.")
+    print(f"The whole demo took {time.monotonic() - began:.0f} seconds.")
