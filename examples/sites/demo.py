@@ -1,7 +1,7 @@
 """A coordinator and four sites on one machine, each in its own process, with mutual TLS: `make sites-demo`.
 
-Each site has the photographs of one of the four shops of the embedded data set. docs/deploying.md does the same by hand,
-on five machines.
+Each site has the photographs of one of the four shops of the embedded data set. docs/deploying.md does the same by
+hand, on five machines.
 """
 
 import argparse
