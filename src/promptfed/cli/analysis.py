@@ -1,14 +1,18 @@
 """Commands on finished runs: tables, reports, pictures, measurements, predictions."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from promptfed.analysis.figures import FIGURES
-from promptfed.cli.arguments import Dirs, Form, print_sentences, print_table, show_runs
+from promptfed.cli.arguments import Dirs, Form, Format, print_sentences, print_table, show_runs
 from promptfed.cli.terminal import console, say
+
+if TYPE_CHECKING:
+    from promptfed.results.report import RunFolder
 
 RunDir = Annotated[Path, typer.Argument(help="The folder of a finished run.", metavar="DIR")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1; the default is the run's own.")]
@@ -74,14 +78,19 @@ def compare(
     runs = [read_run(folder) for folder in folders]
     if paper is None:
         print_table(across(runs, str(measure)), form)
-        return
+    else:
+        _compare_with(paper, runs, measure, form)
+
+
+def _compare_with(paper: str, runs: "Sequence[RunFolder]", measure: Accuracy | None, form: Format | None) -> None:
+    """Print runs beside a paper's numbers, and how they deviate from the paper."""
     from promptfed.papers.matching import compared_measure, match_runs
     from promptfed.papers.reproduce import find_table
+    from promptfed.results.report import across
 
     table = find_table(paper)
-    shown = str(measure or compared_measure(table))
     printed, deviations = match_runs(table, runs)
-    print_table(across(runs, shown, printed), form)
+    print_table(across(runs, str(measure or compared_measure(table)), printed), form)
     print_sentences("Deviations from the paper", deviations, form)
 
 

@@ -16,6 +16,8 @@ from promptfed.results.folder import names
 
 if TYPE_CHECKING:
     from promptfed.papers.comparison import Comparison
+    from promptfed.papers.plan import TablePlan
+    from promptfed.runs.cells import PaperTable
     from promptfed.runs.config import Recipe
     from promptfed.runs.runner import Result
 
@@ -41,7 +43,7 @@ def run(
 
     Resume a sweep by giving its command again with the same --out: finished runs are not run again.
     """
-    from promptfed.runs import config, execution, resuming
+    from promptfed.runs import config, execution
     from promptfed.runs.folders import sweep_folders
 
     words = [*(overrides or []), *([f"device={device}"] if device else [])]
@@ -50,13 +52,7 @@ def run(
     if resume is not None:
         if out is not None:
             raise PromptFedError(f"--resume continues in {resume}; leave out --out.")
-        _check_run(resume)
-        recipe = config.load_one(source or str(resume / names.RECIPE), words) if source or words else None
-        try:
-            _guarded(resume, partial(resuming.resume, resume, recipe))
-        except PromptFedError as error:
-            hint = f" promptfed run --resume {resume} without a recipe uses the run's own." if source else ""
-            raise PromptFedError(f"{error}{hint}") from error
+        _resume(resume, source, words)
         return
     if source is None:
         raise PromptFedError("Nothing to run: name a recipe or a method, for example promptfed run pfedpt.")
@@ -67,6 +63,19 @@ def run(
     else:
         command = shlex.join(["promptfed", "run", source, *words, "--out", str(folders[0].parent)])
         _sweep(dict(zip(folders, recipes, strict=True)), command)
+
+
+def _resume(folder: Path, source: str | None, words: list[str]) -> None:
+    """Resume a run, with its own recipe unless another is given."""
+    from promptfed.runs import config, resuming
+
+    _check_run(folder)
+    recipe = config.load_one(source or str(folder / names.RECIPE), words) if source or words else None
+    try:
+        _guarded(folder, partial(resuming.resume, folder, recipe))
+    except PromptFedError as error:
+        hint = f" promptfed run --resume {folder} without a recipe uses the run's own." if source else ""
+        raise PromptFedError(f"{error}{hint}") from error
 
 
 def _check_run(folder: Path) -> None:
@@ -170,10 +179,7 @@ def reproduce(
     Finished runs are not run again: give the same command again to resume.
     """
     from promptfed.papers.plan import TablePlan
-    from promptfed.papers.remarks import failures
-    from promptfed.papers.rendering import JSON_FILE, MARKDOWN_FILE
     from promptfed.papers.reproduce import find_table, parse_seeds
-    from promptfed.papers.reproduce import reproduce as run_table
 
     found = find_table(table)
     plan = TablePlan(
@@ -186,8 +192,17 @@ def reproduce(
         tune=tune,
         merge=tuple(merge or ()),
     )
+    _run_table(found, plan, form)
+
+
+def _run_table(table: "PaperTable", plan: "TablePlan", form: Format | None) -> None:
+    """Run a paper's table and print it."""
+    from promptfed.papers.remarks import failures
+    from promptfed.papers.rendering import JSON_FILE, MARKDOWN_FILE
+    from promptfed.papers.reproduce import reproduce
+
     try:
-        outcome = run_table(found, plan)
+        outcome = reproduce(table, plan)
     except KeyboardInterrupt:
         complain("Stopped. Give the same command again to resume.")
         raise typer.Exit(130) from None
