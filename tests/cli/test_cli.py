@@ -275,3 +275,16 @@ def test_a_path_with_an_equals_sign_is_a_path(tmp_path: Path) -> None:
     done = promptfed("run", str(tmp_path / "seed=0" / "recipe.toml"))
     assert done.code == 2
     assert "cannot be read" in done.err
+
+
+@pytest.mark.parametrize(("set_before", "found"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
+def test_waiting_threads_give_way_unless_told_otherwise(set_before: dict[str, str], found: str) -> None:
+    code = (
+        "import os, sys; sys.argv = ['promptfed', '--help']\n"
+        "from promptfed.cli import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
+    )
+    where = {key: value for key, value in environment().items() if key != "OMP_WAIT_POLICY"} | set_before
+    done = subprocess.run([sys.executable, "-c", code], env=where, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == f"{found} False"

@@ -3,6 +3,7 @@
 A mistake gets one sentence and exit code 2; Ctrl-C saves the run and exits with 130.
 """
 
+import os
 import sys
 
 import typer
@@ -33,6 +34,8 @@ app.add_typer(sites_app, name="sites")
 
 def main() -> None:
     """Run the command line."""
+    # before torch is imported: threads that wait for each other give way, where several runs share the cores
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()
     except PromptFedError as error:
