@@ -10,15 +10,14 @@ import torch
 from promptfed.core.errors import PromptFedError
 from promptfed.core.tree import Tree
 from promptfed.federation.guards import secure
-from promptfed.sites import coordinator, masking, wire
+from promptfed.sites import coordinator, wire
 from promptfed.sites.settings import Federation
 from promptfed.sites.wire import Message
-from promptfed.sites.worker import Worker
 from support.faults import Crash, away, ignore
+from support.masked_session import SECURE, Curious
 from support.three_sites import NAMES, Ask, begin, exchange, furthest, lines, recipe, server_tree, simulate, workers
 
 TWO = Federation(NAMES, min_sites=2)
-SECURE = "guards.secure=true"
 Changed = Callable[[Message, Message], Message]
 
 
@@ -246,63 +245,6 @@ def test_a_sum_with_a_false_answer_is_noticed_and_the_round_begun_anew(tmp_path:
 
 
 # -- what a site does not do -------------------------------------------------------------------------------------------
-
-
-class Curious:
-    """A coordinator that plays a session with the first site step by step, and may lie to it."""
-
-    def __init__(self, folder: Path, *words: str) -> None:
-        self.worker: Worker = workers(folder)["north"]
-        self.recipe = recipe("fedavg", SECURE, *words).to_toml()
-        self.others = {client: secure.fresh(client) for client in (1, 2)}
-        self.keys = {client: secure.public(own) for client, own in self.others.items()}
-
-    def ask(self, kind: str, content: Tree | None = None, **more: object) -> Message:
-        common = {"run": "x", "round": 0, "nonce": "0" * 32, "site": "north", "client": 0, "classes": []}
-        head = common | {"kind": kind, "recipe": self.recipe, "session": "s", **more}
-        return wire.unpack(self.worker.answer(wire.pack(Message(head, content or {}))), 2**30)
-
-    def error(self, kind: str, content: Tree | None = None, **more: object) -> str:
-        return str(self.ask(kind, content, **more).head["error"])
-
-    def fit(self) -> Message:
-        down = self.server()
-        words = {"names": list(down), "base": "", "settled": "", "keep": True, "test": False}
-        return self.ask("fit", down, **words)
-
-    def session(self) -> None:
-        """Play a session up to the masked answer."""
-        self.begin()
-        self.shares()
-        self.open()
-        assert "error" not in self.fit().head
-
-    def server(self) -> Tree:
-        place = self.worker._run
-        assert place is not None
-        from promptfed.federation.loop import rng_for
-
-        return place.method.init_server(place.task, rng_for(0, "server"))
-
-    def told(self, *clients: int) -> Tree:
-        rows = [list(self.keys[client].sealing + self.keys[client].masking) for client in clients]
-        return {"keys": torch.tensor(rows, dtype=torch.uint8)}
-
-    def begin(self) -> None:
-        data = bytes(self.ask("keys").tree["keys"].tolist())
-        self.keys[0] = secure.Keys(data[:32], data[32:])
-
-    def shares(self) -> None:
-        self.ask("shares", self.told(0, 1, 2), members=[0, 1, 2])
-
-    def open(self) -> Message:
-        return self.ask("open", self.sealed(0, 1, 2), members=[0, 1, 2])
-
-    def sealed(self, *members: int) -> Tree:
-        """Return shares as the two others seal them for this site; its own are of no use here."""
-        rows = {0: bytes(masking.SEALED)}
-        rows |= {client: secure.share(own, self.keys, 2)[0] for client, own in self.others.items()}
-        return {"sealed": torch.tensor([list(rows[member]) for member in members], dtype=torch.uint8)}
 
 
 def test_a_site_hides_among_others_or_not_at_all(tmp_path: Path) -> None:

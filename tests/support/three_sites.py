@@ -15,9 +15,11 @@ from promptfed.runs import config
 from promptfed.runs.config import Recipe
 from promptfed.runs.execution import start
 from promptfed.sites import coordinator
+from promptfed.sites.identity import STARTUP
 from promptfed.sites.settings import Federation
 from promptfed.sites.terms import FILE
 from promptfed.sites.worker import Worker
+from support.certificates import write_certificates
 from support.sites_in_threads import Threads
 
 NAMES = ("north", "south", "west")
@@ -110,7 +112,8 @@ Ask = Callable[[bytes], bytes]
 Change = Callable[[str, Ask], Ask]
 
 
-OPEN = 'evaluation = "exact"\nmin_test = 1\n'  # few images, and results that are compared with a simulation's
+# few sites and images, and results that are compared with a simulation's
+OPEN = 'evaluation = "exact"\nmin_test = 1\nmin_members = 2\n'
 
 
 def workers(folder: Path, terms: str = OPEN) -> dict[str, Worker]:
@@ -119,6 +122,8 @@ def workers(folder: Path, terms: str = OPEN) -> dict[str, Worker]:
     for name in NAMES:
         path = folder / "home" / name / FILE
         path.parent.mkdir(parents=True, exist_ok=True)
+        if not (path.parent / STARTUP).exists():
+            write_certificates(path.parent, name)
         if terms != OPEN or not path.exists():
             path.write_text(terms, encoding="utf-8")
     return {name: Worker(name, folder / "home" / name, str(files[name]), "cpu") for name in NAMES}

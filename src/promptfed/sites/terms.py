@@ -10,6 +10,10 @@ A file with all keys; what is left out is left to the recipe::
     max_evaluations = 1000    # results, in all runs together
     max_rounds = 100          # of a run
     max_runs = 20             # in the life of this site
+    min_members = 3           # sites at least, among which masks hide an answer
+
+    [members]         # no others, under masks; `sites join` shows a site's key
+    south = "5f1c..."
 
     [guards]
     clip = 1.0        # at most so far may an answer move
@@ -20,8 +24,10 @@ A file with all keys; what is left out is left to the recipe::
     secure = true     # nothing leaves without masks
 """
 
+import re
 import tomllib
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -36,6 +42,7 @@ from promptfed.sites.disclosure import Detail
 from promptfed.sites.wire import Refused
 
 FILE = "terms.toml"
+PUBLIC = re.compile(r"[0-9a-f]{64}")  # a site's public signing key
 LOADED = ("weights", "vision")  # the options of a backbone that name files or models of the hub
 
 
@@ -63,7 +70,9 @@ class Terms:
     max_evaluations: Whole = 1000  # 0: any number, as below
     max_rounds: Whole = 0
     max_runs: Whole = 0
+    min_members: Annotated[int, Range(least=2)] = 3
     guards: Limits = Limits()
+    members: Mapping[str, str] = field(default_factory=dict)  # public keys by site; none: any of the federation
 
     def detail(self, noisy: bool, images: int) -> Detail:
         """Return how test results leave the site: the noise of its answers does not cover them."""
@@ -119,11 +128,15 @@ def read_terms(path: Path) -> Terms:
         raise PromptFedError(f"The terms {path} cannot be read: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise PromptFedError(f"The terms {path} are not valid TOML: {error}.") from error
-    limits = content.pop("guards", {})
-    if not isinstance(limits, dict):
-        raise PromptFedError(f"guards in {path} is not a table; write [guards] and a line for each key.")
+    limits, members = content.pop("guards", {}), content.pop("members", {})
+    for name, table in (("guards", limits), ("members", members)):
+        if not isinstance(table, dict):
+            raise PromptFedError(f"{name} in {path} is not a table; write [{name}] and a line for each key.")
+    for site, key in members.items():
+        if not isinstance(key, str) or not PUBLIC.fullmatch(key):
+            raise PromptFedError(f"members.{site} in {path} is not a key of 64 hexadecimal digits.")
     for kind, given in ((Terms, content), (Limits, limits)):
-        known = [field.name for field in fields(kind)]
+        known = [one.name for one in fields(kind)]
         for key in given:
             if key not in known:
                 raise choice("key", key, known, str(path))
@@ -134,7 +147,7 @@ def read_terms(path: Path) -> Terms:
     for name in made.backbones:
         if name.partition(":")[0] not in BACKBONES:
             raise choice("backbone", name, BACKBONES, str(path))
-    return replace(made, guards=options.make(Limits, limits, "guards"))
+    return replace(made, guards=options.make(Limits, limits, "guards"), members=members)
 
 
 def of_site(home: Path) -> Terms:

@@ -6,6 +6,7 @@
     HOME/runs/RUN/versions/        personal trees, each named by the round and the request that made it
     HOME/runs/RUN/answers.json, given.safetensors    with noise: the number of answers given, and the last one
     HOME/tests.json, HOME/runs/RUN/tests.json, models.json     what it has told about tests, and trained from
+    HOME/identity.pem, members.json     with secure aggregation: its signing key, and those of the others
     HOME/runs/RUN/revealed.json    with secure aggregation: the last round it helped to sum, and of whom
     HOME/runs/RUN/model.safetensors, model.json, report.json     the site's result
 
@@ -36,8 +37,9 @@ from promptfed.sites import masking, terms, wire
 from promptfed.sites.admission import admit
 from promptfed.sites.client_run import ClientRun, build_client_run, own_data, relabelled
 from promptfed.sites.disclosure import Disclosure, Purpose, digest
+from promptfed.sites.identity import load_identity
 from promptfed.sites.ledger import Ledger
-from promptfed.sites.masking import Masks
+from promptfed.sites.masking import Masks, Trust
 from promptfed.sites.protocol import join_parts, pick_part, version
 from promptfed.sites.wire import Header, Message, Refused
 
@@ -209,7 +211,9 @@ class Worker:
         guard = masking.of_guards(run.guards)
         if guard is None:
             raise Refused("the recipe does not ask for secure aggregation")
-        self._masks = Masks.begin(message.head["session"], message.head["round"], run.client, guard)
+        own, identity = terms.of_site(self.home), load_identity(self.home, self.site)
+        trusts = Trust(own.min_members, own.members)
+        self._masks = Masks.begin(message.head, run.client, guard, identity, trusts)
         return self._masks.public()
 
     def _share(self, run: ClientRun, folder: Path, message: Message) -> Message:
