@@ -78,6 +78,7 @@ def join(
     from promptfed.sites import flare_workspace as flare
     from promptfed.sites import worker_command as worker
     from promptfed.sites.client_run import own_data
+    from promptfed.sites.identity import load_identity
     from promptfed.sites.kits import default_home, read_kit
     from promptfed.sites.terms import read_terms
     from promptfed.sites.watchdog import Party, keep_running
@@ -104,6 +105,7 @@ def join(
         flare.build_site_workspace(own, site.workspace)
         images = f"{len(found):,} images of {len(found.classes)} classes"
         say(f"{own.site}: {images}; its log is {site.log}. Press Ctrl-C to leave.")
+        say(f"Other sites know this one by the key {load_identity(state, own.site).key}")
 
     keep_running(site, say, begin)
     say("This site has left the federation.")
