@@ -269,7 +269,7 @@ def test_without_a_prompt_a_recipe_is_as_it_was() -> None:
         ("fedprox", ["prompt=frame"], "write prompt.kind=frame"),
         ("fedprog+pt", [], 'Unknown method or recipe "fedprog+pt"'),
         ("pt", [], 'Unknown method or recipe "pt"'),
-        ("promptfed.methods.with_frame:WithFrame", [], "wraps another method: name that one"),
+        ("promptfed.methods.with_frame:WithFrame", [], "wraps another method; run that method"),
         ("test_with_frame:ReadsFeatures", ["prompt.kind=frame"], "features that are computed once"),
     ],
 )

@@ -273,7 +273,7 @@ def test_a_key_may_follow_the_folder_alone(finished: Path) -> None:
 
 
 def test_fewer_rounds_than_are_done_are_refused(finished: Path) -> None:
-    assert "not to fewer" in refused(finished, "rounds=2")
+    assert "can have more rounds, not fewer" in refused(finished, "rounds=2")
 
 
 @pytest.mark.parametrize(
