@@ -4,7 +4,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -101,16 +101,16 @@ class Loop:
         else:
             self.record.read(self.finished)
 
-    def save(self, recipe_hash: str, partition_hash: str) -> None:
+    def save(self, recipe_hash: str, partition_hash: str, sources: Mapping[str, str] | None = None) -> None:
         """Commit the state after the last finished round."""
         self._await_check()
         with uninterrupted():
-            self._save(recipe_hash, partition_hash)
+            self._save({"recipe": recipe_hash, "partition": partition_hash} | ({"sources": sources} if sources else {}))
 
-    def _save(self, recipe_hash: str, partition_hash: str) -> None:
+    def _save(self, known: Line) -> None:
         file = names.server_file(self.finished)
         checksum = write_tree(self.record.checkpoint / file, tree.to(self.server, "cpu"))
-        state = {"round": self.finished, "recipe": recipe_hash, "partition": partition_hash}
+        state = {"round": self.finished, **known}
         self.record.commit(state | {"server": {"file": file, "crc32": checksum}, "personal": self.store.commit()})
         self._saved = self.finished
 

@@ -1,6 +1,7 @@
 """Starting a run, and completing one: its remaining rounds, final evaluation, summary and report."""
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from promptfed.results.folder.record import Line, Record
 from promptfed.results.report import compare, read_run, write_report
 from promptfed.runs import domains, exhibits
 from promptfed.runs.environment import environment, precision
-from promptfed.runs.planning import Plan, make_loop, prepare
+from promptfed.runs.planning import Plan, digests, make_loop, prepare
 from promptfed.runs.recipe import Recipe
 from promptfed.runs.summary import privacy_spent, summary_head
 
@@ -53,11 +54,12 @@ def execute(plan: Plan, loop: Loop) -> Result:
 def _complete(plan: Plan, loop: Loop) -> Line:
     recipe, record = plan.recipe, loop.record
     with precision(str(recipe.fleet["precision"])):
-        _restore(plan, loop)
+        sources = digests(plan)
+        _restore(plan, loop, sources)
         with bar(f"{recipe.method['name']}", loop.settings.total) as advance:
             advance(loop.finished)
             loop.fleet.tick = lambda more, of: advance(more / of)
-            loop.run(lambda: loop.save(recipe.hash, plan.partition.hash), lambda line: advance(0, _note(line)))
+            loop.run(lambda: loop.save(recipe.hash, plan.partition.hash, sources), lambda line: advance(0, _note(line)))
         head = summary_head(recipe, plan.partition.hash, str(plan.device)) | privacy_spent(loop, recipe.rounds)
         if "stopped" in head:
             sys.stderr.write(head["stopped"] + "\n")
@@ -70,10 +72,10 @@ def _complete(plan: Plan, loop: Loop) -> Line:
     return summary
 
 
-def _restore(plan: Plan, loop: Loop) -> None:
+def _restore(plan: Plan, loop: Loop, sources: Mapping[str, str]) -> None:
     """Restore the last committed state, if there is one; later rounds are run again."""
     recipe, record = plan.recipe, loop.record
-    state = record.state(recipe.hash, plan.partition.hash)
+    state = record.state(recipe.hash, plan.partition.hash, sources)
     if state is None:
         record.rewind(0)
     else:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from promptfed.backbones import BACKBONES
 from promptfed.backbones.cached import Cached
+from promptfed.backbones.digest import digest_weights
 from promptfed.core import options
 from promptfed.core.errors import PromptFedError
 from promptfed.core.method import Method, Task
@@ -17,6 +18,7 @@ from promptfed.core.tree import Tree
 from promptfed.data import open_dataset
 from promptfed.data.batches import Pool, Shards
 from promptfed.data.dataset import Dataset
+from promptfed.data.digest import digest_images
 from promptfed.data.domain_partitioners import domain_last
 from promptfed.data.features import features_of, views_of
 from promptfed.data.partition import POOLED, Partition, make_partition
@@ -30,6 +32,8 @@ from promptfed.federation.store import Store
 from promptfed.results.folder.record import Record
 from promptfed.runs import config
 from promptfed.runs.recipe import EvaluateOptions, FleetOptions, Recipe
+
+IMAGES, WEIGHTS = "images", "frozen weights"  # what a checkpoint has digests of
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,12 @@ def prepare(recipe: Recipe, method: Method | None, saved: Path | None, task: Tas
     mean, std = task.backbone.statistics or (dataset.mean, dataset.std)
     dataset = replace(dataset, mean=mean, std=std)
     return Plan(recipe, method or config.build_method(recipe), dataset, partition, task, device)
+
+
+def digests(plan: Plan) -> dict[str, str]:
+    """Return digests of what a run must not be resumed without: its images, and its backbone's frozen weights."""
+    found = {IMAGES: digest_images(plan.dataset), WEIGHTS: digest_weights(plan.task.backbone)}
+    return {what: digest for what, digest in found.items() if digest}
 
 
 def _find_images(recipe: Recipe) -> Dataset:

@@ -9,7 +9,7 @@ from promptfed.results.folder.record import Record
 from promptfed.runs import config
 from promptfed.runs.environment import environment, precision
 from promptfed.runs.execution import Result, execute
-from promptfed.runs.planning import make_loop, prepare
+from promptfed.runs.planning import digests, make_loop, prepare
 from promptfed.runs.recipe import Recipe, first_difference
 
 
@@ -22,7 +22,8 @@ def reevaluate(source: Path, recipe: Recipe, folder: Path) -> Result:
             f"{source} was trained with {first_difference(theirs, ours)}; it cannot be evaluated as that."
         )
     plan, old = prepare(recipe, None, source / names.PARTITION), Record(source)
-    state = old.state(stored.hash, plan.partition.hash)
+    sources = digests(plan)
+    state = old.state(stored.hash, plan.partition.hash, sources)
     record = Record(folder)
     loop = make_loop(plan, record)
     if state is None or state["round"] != loop.settings.total:
@@ -40,5 +41,5 @@ def reevaluate(source: Path, recipe: Recipe, folder: Path) -> Result:
     record.rewind(loop.finished - 1)
     with precision(str(recipe.fleet["precision"])):
         record.append(loop.reevaluated(old.rounds[-1]))
-    loop.save(recipe.hash, plan.partition.hash)
+    loop.save(recipe.hash, plan.partition.hash, sources)
     return execute(plan, loop)

@@ -21,7 +21,7 @@ from promptfed.federation.store import Store
 from promptfed.results.folder.record import Record
 from promptfed.runs import config
 from promptfed.runs.config import Recipe
-from promptfed.runs.planning import Plan, make_loop, make_task, pick_device
+from promptfed.runs.planning import Plan, digests, make_loop, make_task, pick_device
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class ClientRun:
     guards: Guards
     rounds: int  # of the recipe, or fewer if its privacy budget ends earlier
     fresh: Tree  # the personal tree before the first round
+    sources: dict[str, str]  # digests of its images and of the frozen weights
 
 
 def read_recipe(text: str, where: str) -> Recipe:
@@ -116,6 +117,7 @@ def build_client_run(recipe: Recipe, dataset: Dataset, client: int, device: str,
         guards=alone.guards,
         rounds=alone.settings.rounds,
         fresh=begin(client),
+        sources=digests(plan),
     )
 
 

@@ -33,7 +33,7 @@ from promptfed.results.folder.record import Line, Record
 from promptfed.results.report import write_report
 from promptfed.runs import config
 from promptfed.runs.environment import environment
-from promptfed.runs.planning import affordable, pick_device
+from promptfed.runs.planning import WEIGHTS, affordable, pick_device
 from promptfed.runs.recipe import EvaluateOptions, Recipe
 from promptfed.runs.summary import privacy_spent, summary_head
 from promptfed.sites.client_run import ClientRun, blank_dataset, build_client_run, read_recipe
@@ -175,6 +175,7 @@ def conduct(folder: Path, federation: Federation, exchange: Exchange, progress: 
         sites = introduce(folder / names.SITES, Messenger(exchange, federation, header), range(founders))
         header = RunHeader(known["run"], text, tuple(sites["classes"]))
         run = build_client_run(recipe, blank_dataset(tuple(sites["shape"]), header.classes), 0, "cpu", folder)
+        _check_weights(run, sites)
         loop = _loop(run, Messenger(exchange, federation, header), sites, record)
         digest = hashlib.sha256(json.dumps(sites, sort_keys=True).encode()).hexdigest()
         state = record.state(recipe.hash, digest)
@@ -229,6 +230,17 @@ def _loop(run: ClientRun, messenger: Messenger, sites: Line, record: Record) -> 
     down = run.method.download(run.task, loop.server, torch.tensor([0]))
     remote.expected = Expected.of(run, down, sites["weights"], _tests(sites))
     return loop
+
+
+def _check_weights(run: ClientRun, sites: Line) -> None:
+    """Refuse a site whose backbone has other frozen weights than the coordinator's: their answers would not add up."""
+    own = run.sources.get(WEIGHTS)
+    for site, declared in sites["sites"].items():
+        theirs = (declared.get("sources") or {}).get(WEIGHTS)
+        if own and theirs and theirs != own:
+            raise PromptFedError(
+                f"{site} has other frozen weights than the coordinator; give both the same files of backbone.weights."
+            )
 
 
 def _tests(sites: Line) -> list[int | None]:

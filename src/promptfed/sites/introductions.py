@@ -37,7 +37,7 @@ def introduce(path: Path, messenger: Messenger, clients: range, others: Line | N
         "shape": first["shape"],
         "weights": [float(answer.tree["weight"]) for answer in answers.values()],
         "sites": {
-            names[client]: {key: answer.head.get(key) for key in ("train", "test")}
+            names[client]: {key: answer.head.get(key) for key in ("train", "test", "sources")}
             for client, answer in answers.items()
         },
     }
@@ -72,6 +72,9 @@ def _check(most: int, site: str, answer: Message) -> None:
             raise Refused(f"it does not say how many {what} images it has")
         if count > most:
             raise Refused(f"it declares {count:,} {what} images, more than max_images={most:,} in fed.toml")
+    sources = answer.head.get("sources", {})
+    if not isinstance(sources, dict) or not all(isinstance(digest, str) for digest in sources.values()):
+        raise Refused("its digests of images and weights are not digests")
     weight = answer.tree.get("weight")
     if weight is None or weight.ndim or weight.dtype != torch.float32 or not 0 < float(weight) < MOST:
         raise Refused("its weight is not a positive number")

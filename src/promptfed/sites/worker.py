@@ -3,6 +3,7 @@
     HOME/terms.toml                the owner's terms, if there are any
     HOME/ledger.jsonl              a line per noisy answer, of all runs
     HOME/outbox.jsonl              a line per answer: names, shapes, bytes and norms of what was sent, never a value
+    HOME/runs/RUN/sources.json     digests of the images and frozen weights the run began with
     HOME/runs/RUN/versions/        personal trees, each named by the round and the request that made it
     HOME/runs/RUN/answers.json, given.safetensors    with noise: the number of answers given, and the last one
     HOME/tests.json, HOME/runs/RUN/tests.json, models.json     what it has told about tests, and trained from
@@ -41,6 +42,7 @@ from promptfed.sites.identity import load_identity
 from promptfed.sites.ledger import Ledger
 from promptfed.sites.masking import Masks, Trust
 from promptfed.sites.protocol import join_parts, pick_part, version
+from promptfed.sites.sources import pin_sources, shown_sources
 from promptfed.sites.wire import Header, Message, Refused
 
 log = logging.getLogger("promptfed.site")
@@ -115,7 +117,9 @@ class Worker:
             if classes:
                 dataset = relabelled(dataset, classes)
             torch.set_float32_matmul_precision("high" if recipe.fleet["precision"] == "tf32" else "highest")
-            self._run = build_client_run(recipe, dataset, head["client"], self.device, folder)
+            made = build_client_run(recipe, dataset, head["client"], self.device, folder)
+            pin_sources(folder, made.sources)
+            self._run = made
             self._key, self._once = key, {}
             log.info("run %s: %s images", head["run"], len(dataset))
         return self._run
@@ -131,6 +135,7 @@ class Worker:
         shards, client = run.shards, run.client
         size = {"train": len(shards.rows["train"][client]), "test": len(shards.rows["test"][client])}
         about = {"classes": list(run.dataset.classes), "shape": list(run.dataset.sides), **size}
+        about |= {"sources": shown_sources(self.home, run.sources)}
         return Message(about, {"weight": _weight(run)})
 
     def _fit(self, run: ClientRun, folder: Path, message: Message) -> Message:

@@ -82,8 +82,11 @@ class Record:
                 raise PromptFedError(f"Another process is using {self.folder}; wait until it ends.") from error
             yield
 
-    def state(self, recipe_hash: str, partition_hash: str) -> Line | None:
-        """Return the last committed state after checking that it belongs to this recipe and partition."""
+    def state(self, recipe_hash: str, partition_hash: str, sources: Mapping[str, str] | None = None) -> Line | None:
+        """Return the last committed state after checking that it belongs to this recipe and partition.
+
+        It is also checked against the digests in `sources`, unless it was written before there were any.
+        """
         path = self.checkpoint / names.STATE
         if not path.exists():
             return None
@@ -106,6 +109,7 @@ class Record:
                 raise PromptFedError(
                     f"Checkpoint {path} belongs to another {what}; start a new run with another --out."
                 )
+        _check_sources(path, state.get("sources"), sources or {})
         return state
 
     def read(self, finished: int) -> list[str]:
@@ -149,3 +153,13 @@ class Record:
     def finish(self, summary: Line) -> None:
         """Write summary.json: the run is over."""
         write_json(self.folder / names.SUMMARY, summary)
+
+
+def _check_sources(path: Path, stored: object, found: Mapping[str, str]) -> None:
+    """Refuse to go on with other images or frozen weights than a checkpoint was made with."""
+    known = stored if isinstance(stored, dict) else {}
+    for what, digest in found.items():
+        if known.get(what, digest) != digest:
+            raise PromptFedError(
+                f"Checkpoint {path} was made with other {what}; restore them, or start a new run with another --out."
+            )
