@@ -311,6 +311,35 @@ def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     refused("nobody/not-there", r"is not a folder here, and the hub did not deliver it: no route\.$")
 
 
+def test_a_hub_name_may_be_pinned_to_a_revision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[tuple[str, str]] = []
+    saved(dinov2(), tmp_path)
+
+    def download(name: str, allow_patterns: list[str], revision: str = "") -> str:
+        asked.append((name, revision))
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    ViT(SHAPE, 5, "somebody/dinov2-pinned@ed25f3a").to(torch.device("cpu"))
+    assert asked == [("somebody/dinov2-pinned", "ed25f3a")] * len(asked)
+    assert len(asked) > 0
+
+
+@pytest.mark.parametrize("value", ["x", None, -1, 0, [1e-6], True, 1e400])
+def test_a_layer_norm_epsilon_that_is_no_positive_number(value: object, tmp_path: Path) -> None:
+    saved(vit(), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"layer_norm_eps": value}))
+    refused(str(tmp_path), r"config\.json has layer_norm_eps=.*; it must be a positive number")
+
+
+@pytest.mark.parametrize("value", [3, ["a", "b", "c"], [0.5, 0.5]])
+def test_statistics_of_pixels_that_are_no_numbers(value: object, tmp_path: Path) -> None:
+    saved(vit(), tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_mean": value}))
+    refused(str(tmp_path), r"must give image_mean and image_std for three channels")
+
+
 def test_a_hub_name_fetches_the_configuration_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[list[str]] = []
     saved(dinov2(), tmp_path)

@@ -101,17 +101,23 @@ def read_weights(weights: str) -> Tree:
     return fitted(place, fused(found, biased=bool(biased)), transformer.shapes(arch))
 
 
+HUB_NAME = r"[\w-][\w.-]*/[\w.-]+(@[\w.-]+)?"  # OWNER/NAME or OWNER/NAME@REVISION
+
+
 # -- where it is --------------------------------------------------------------------------------------------------
 
 
 def find(weights: str, patterns: list[str], embedded: Path) -> Path:
-    """Return the folder or file called `weights`; one on the hub is fetched, if need be, as far as `patterns` say."""
+    """Return the folder or file called `weights`; one on the hub is fetched, if need be, as far as `patterns` say.
+
+    A name on the hub may end with @REVISION, a commit or a tag.
+    """
     if weights == "embedded":
         return embedded
     path = Path(weights).expanduser()
     if path.exists():
         return path
-    if weights.endswith(".safetensors") or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", weights):
+    if weights.endswith(".safetensors") or not re.fullmatch(HUB_NAME, weights):
         raise PromptFedError(
             f'backbone.weights="{weights}": there is no such folder or file, and it is not a hub name.'
         )
@@ -124,7 +130,9 @@ def find(weights: str, patterns: list[str], embedded: Path) -> Path:
             'pip install "promptfed[hf]".'
         ) from error
     try:
-        return Path(snapshot_download(weights, allow_patterns=patterns))
+        name, _, revision = weights.partition("@")
+        pinned = {"revision": revision} if revision else {}
+        return Path(snapshot_download(name, allow_patterns=patterns, **pinned))
     except (OSError, ValueError, httpx.HTTPError) as error:
         reason = (str(error) or type(error).__name__).strip().splitlines()[0].rstrip(".")
         raise PromptFedError(
@@ -178,7 +186,7 @@ def vit_arch(folder: Path, given: dict[str, Any]) -> Arch:
         patch=patch,
         mlp=(int(mlp * 2 / 3) + 7) // 8 * 8 if swiglu else count(folder, "intermediate_size", mlp),
         grid=grid,
-        eps=float(config["layer_norm_eps"]),
+        eps=positive(folder, "layer_norm_eps", config["layer_norm_eps"]),
         layer_scale=dinov2,
         swiglu=swiglu,
         statistics=statistics(folder, IMAGENET if dinov2 else HALVES),
@@ -220,6 +228,13 @@ def count(folder: Path, key: str, value: object) -> int:
     return value
 
 
+def positive(folder: Path, key: str, value: object) -> float:
+    """Return a positive number, or say that a configuration has none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise PromptFedError(f"{folder / 'config.json'} has {key}={value}; it must be a positive number.")
+    return float(value)
+
+
 def _pair(folder: Path, config: dict[str, Any], key: str) -> tuple[int, int]:
     """Return the height and width a configuration gives as one number or two."""
     given = config[key] if isinstance(config[key], list) else [config[key]]
@@ -230,10 +245,15 @@ def statistics(folder: Path, usual: Statistics) -> Statistics:
     """Return the mean and deviation of pixels that a folder gives, or the usual ones."""
     path = folder / "preprocessor_config.json"
     given = read_json(path) if path.is_file() else {}
-    mean, std = (tuple(given.get(key) or other) for key, other in zip(("image_mean", "image_std"), usual, strict=True))
-    if len(mean) != 3 or len(std) != 3:
-        raise PromptFedError(f"{path} must give image_mean and image_std for three channels.")
-    return mean, std
+    mean, std = (given.get(key) or other for key, other in zip(("image_mean", "image_std"), usual, strict=True))
+    for values in (mean, std):
+        if not isinstance(values, (list, tuple)) or len(values) != 3 or not all(map(_is_number, values)):
+            raise PromptFedError(f"{path} must give image_mean and image_std for three channels.")
+    return (mean[0], mean[1], mean[2]), (std[0], std[1], std[2])
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _arch_of_file(path: Path) -> Arch:

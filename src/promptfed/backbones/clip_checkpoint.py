@@ -142,7 +142,7 @@ def _image_arch(folder: Path, given: dict[str, Any], projection: int) -> Arch:
         patch=patch,
         mlp=checkpoint.count(folder, "intermediate_size", config["intermediate_size"]),
         grid=grid,
-        eps=float(config["layer_norm_eps"]),
+        eps=checkpoint.positive(folder, "layer_norm_eps", config["layer_norm_eps"]),
         quick_gelu=config["hidden_act"] == "quick_gelu",
         pre_norm=True,
         patch_bias=False,
@@ -165,7 +165,7 @@ def _text_arch(folder: Path, given: dict[str, Any], projection: int) -> TextArch
         vocabulary=vocabulary,
         positions=positions,
         projection=projection,
-        eps=float(config["layer_norm_eps"]),
+        eps=checkpoint.positive(folder, "layer_norm_eps", config["layer_norm_eps"]),
         quick_gelu=config["hidden_act"] == "quick_gelu",
     )
 
