@@ -114,7 +114,7 @@ def generate(
             "--round", help="The global word after this round (0: the initial one); may be repeated.", metavar="N"
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="The picture.")] = Path("grid.png"),
+    out: Annotated[Path, typer.Option(help="The image file.")] = Path("grid.png"),
     count: Annotated[int, typer.Option(min=1, help="Pictures of each word.")] = 8,
     seed: Annotated[int, typer.Option(help="The random seed of the starting latents.")] = 0,
     steps: Annotated[int, typer.Option(min=1, help="Denoising steps.")] = 30,
@@ -143,7 +143,7 @@ def export(
     client: Annotated[int | None, typer.Option(help="Export this client's own word, not the global one.")] = None,
     token: Annotated[str, typer.Option(help="The name of the word in prompts.")] = "<concept>",
     prompt: Annotated[
-        str, typer.Option(help="The prompt for which a client's word is written; its scale depends on it.")
+        str, typer.Option(help="The prompt for which a client's word is written; the word is scaled to it.")
     ] = "a photo of a {}",
     device: Device = "",
 ) -> None:
@@ -183,7 +183,7 @@ def quality(
     dirs: Dirs,
     features: Annotated[str, typer.Option(help="clip, clip:WEIGHTS, inception:FILE or torchmetrics.")] = "clip",
     count: Annotated[int, typer.Option(min=1, help="Pictures of the global word.")] = 50,
-    real: Annotated[int, typer.Option(min=1, help="Real images to compare them with, at most.")] = 50,
+    real: Annotated[int, typer.Option(min=1, help="The most real images to compare with.")] = 50,
     against: Annotated[
         Against,
         typer.Option(

@@ -70,7 +70,9 @@ def join(
         Path | None,
         typer.Option(help="A TOML file with the terms you agree to; other recipes are refused.", metavar="FILE"),
     ] = None,
-    home: Annotated[Path | None, typer.Option(help="For the site's state; the default is KIT/state.")] = None,
+    home: Annotated[
+        Path | None, typer.Option(help="The folder for the site's state; the default is KIT/state.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
 ) -> None:
     """Take part as a site until Ctrl-C. Images and personal state stay here; outbox.jsonl lists what is sent."""

@@ -53,16 +53,14 @@ FIGURES = {
         "the Grad-CAM of a convolutional network", "promptfed.analysis.figures.saliency:cam", by_class=True
     ),
     "labels": FigureKind("a heat map of labels per client", "promptfed.analysis.figures.records:labels"),
-    "leakage": FigureKind(
-        "how well uploads give labels away", "promptfed.analysis.figures.priors:leakage", several=True
-    ),
+    "leakage": FigureKind("how well uploads reveal labels", "promptfed.analysis.figures.priors:leakage", several=True),
     "prior": FigureKind(
         "the classes a client's model expects, beside its labels", "promptfed.analysis.figures.priors:prior"
     ),
     "sizes": FigureKind(
         "accuracy over the size of prompts, by kind", "promptfed.analysis.figures.sizes:sizes", several=True
     ),
-    "tsne": FigureKind("features of images of one colour, by client", "promptfed.analysis.figures.priors:tsne"),
+    "tsne": FigureKind("features of single-colour images, by client", "promptfed.analysis.figures.priors:tsne"),
 }
 
 
