@@ -97,7 +97,7 @@ def test_an_answer_the_engine_knows_no_request_of_is_counted() -> None:
     from promptfed.sites.flare_controller import Conductor, FlareExchange
 
     conductor = Conductor("run", "fed.toml")
-    conductor._exchange = FlareExchange(conductor, FLContext(), Signal(), 1.0)
+    conductor._exchange = FlareExchange(conductor, FLContext(), Signal(), Federation(("a", "b")))
     conductor.process_result_of_unknown_task(Client("west", "token"), "work", "1", Shareable(), FLContext())
     assert conductor._exchange.repeated == {"west": 1}
 

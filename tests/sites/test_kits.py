@@ -53,6 +53,7 @@ def test_a_site_sets_its_own_rules(north: Kit, tmp_path: Path) -> None:
     names = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file())
     assert names == [
         "local/authorization.json",
+        "local/comm_config.json",
         "local/log_config.json",
         "local/resources.json",
         "startup/client.crt",
@@ -72,10 +73,12 @@ def test_a_site_sets_its_own_rules(north: Kit, tmp_path: Path) -> None:
 
 
 def test_the_server_keeps_its_jobs_in_the_federation(home: Path, tmp_path: Path) -> None:
-    flare.build_server_workspace(home / "kits" / "coordinator", tmp_path / "state")
+    flare.build_server_workspace(home / "kits" / "coordinator", tmp_path / "state", 2**26)
     text = (home / "kits" / "coordinator" / "local" / "resources.json").read_text()
     assert str(tmp_path / "state" / "jobs") in text
     assert "/tmp/nvflare" not in text
+    limits = json.loads((home / "kits" / "coordinator" / "local" / "comm_config.json").read_text())
+    assert limits["streaming_max_blob_size"] == 2**26 + flare.ENVELOPE
 
 
 def test_kits_are_not_made_twice_over(home: Path) -> None:

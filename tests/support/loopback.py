@@ -53,15 +53,15 @@ class Loopback:
         made = promptfed("sites", "init", "fed.toml", cwd=folder)
         assert made.returncode == 0, made.stderr
 
-    def start(self, name: str, *words: object) -> None:
+    def start(self, name: str, *words: object, **environment: str) -> None:
         """Start one of our commands in the background."""
-        self.start_command(name, sys.executable, "-m", "promptfed", "sites", *map(str, words))
+        self.start_command(name, sys.executable, "-m", "promptfed", "sites", *map(str, words), **environment)
 
-    def start_command(self, name: str, *command: str) -> None:
+    def start_command(self, name: str, *command: str, **environment: str) -> None:
         """Start a command in the background, at the head of its own process group."""
         with (self.folder / f"{name}.out").open("ab") as out:
             self.processes[name] = subprocess.Popen(
-                command, cwd=self.folder, env=ENVIRONMENT, stdout=out, stderr=out, start_new_session=True
+                command, cwd=self.folder, env=ENVIRONMENT | environment, stdout=out, stderr=out, start_new_session=True
             )
 
     def start_all(self) -> None:
@@ -70,11 +70,11 @@ class Loopback:
         for site in NAMES:
             self.join(site)
 
-    def join(self, site: str) -> None:
+    def join(self, site: str, **environment: str) -> None:
         """Start a site."""
         kit = Path("federation") / "kits" / f"{site}.zip"
         own = ("--data", self.files[site], "--home", self.home(site), "--terms", self.folder / "terms.toml")
-        self.start(site, "join", kit, *own, "--device", "cpu")
+        self.start(site, "join", kit, *own, "--device", "cpu", **environment)
 
     def home(self, site: str) -> Path:
         """Return the folder in which a site keeps its state."""

@@ -19,7 +19,8 @@ from promptfed.core.files import write_json
 from promptfed.results.folder import names
 from promptfed.sites.coordinator import Busy, conduct
 from promptfed.sites.exchange import Deliver, PendingRequests, Silence
-from promptfed.sites.settings import read_federation
+from promptfed.sites.flare_limits import leave_references
+from promptfed.sites.settings import Federation, read_federation
 
 TASK = "work"  # the only task there is
 
@@ -31,11 +32,11 @@ class Aborted(Exception):  # noqa: N818  (ending a job is not an error)
 class FlareExchange:
     """Sends every site a task of its own. A task stays open until its site answers, so late answers are recognised."""
 
-    def __init__(self, controller: "Conductor", fl_ctx: FLContext, abort: Signal, patience: float) -> None:
+    def __init__(self, controller: "Conductor", fl_ctx: FLContext, abort: Signal, federation: Federation) -> None:
         self.pending = PendingRequests()
         self.late, self.repeated = self.pending.late, self.pending.repeated
         self._controller, self._fl_ctx, self._abort = controller, fl_ctx, abort
-        self._patience = max(1, int(patience))
+        self._patience, self._limit = max(1, int(federation.patience_seconds)), federation.answer_bytes
 
     def exchange(self, round: int, requests: Mapping[str, bytes], timeout: float) -> dict[str, bytes | Silence]:  # noqa: A002
         """Send each site its own request; return what each of them answered."""
@@ -57,7 +58,7 @@ class FlareExchange:
             deliver(answer if isinstance(answer, bytes) else Silence(str(reason or "its job gave no answer")))
 
         data = Shareable()
-        data["request"] = request
+        data["request"], data["limit"] = request, self._limit
         task = Task(name=TASK, data=data, timeout=self._patience, result_received_cb=received)
         self._controller.send(task=task, fl_ctx=self._fl_ctx, targets=[site])
 
@@ -71,12 +72,13 @@ class Conductor(Controller):  # type: ignore[misc]
         self._exchange: FlareExchange | None = None
 
     def start_controller(self, fl_ctx: FLContext) -> None:
-        """Do nothing: all state is in the run folder."""
+        """Limit what answers can do; all state is in the run folder."""
+        leave_references(fl_ctx)
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """Run the remaining rounds."""
         federation = read_federation(self.federation)
-        self._exchange = FlareExchange(self, fl_ctx, abort_signal, federation.patience_seconds)
+        self._exchange = FlareExchange(self, fl_ctx, abort_signal, federation)
         try:
             conduct(self.folder, federation, self._exchange, lambda line: None)
         except Aborted:

@@ -11,6 +11,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from promptfed.sites.child_process import Child
+from promptfed.sites.flare_limits import leave_references
 from promptfed.sites.worker_command import DATA, DEVICE, HOME, worker_command
 
 POLL_SECONDS = 0.1
@@ -35,7 +36,7 @@ class Site(Executor):  # type: ignore[misc]
                 asking.join(POLL_SECONDS)
                 if abort_signal.triggered:
                     self.close()
-            reply.update(outcome)
+            reply.update(_within(outcome, shareable["limit"]))
         except Exception as error:  # if the job process failed, FLARE would end the whole job
             reply["reason"] = f"its job failed: {type(error).__name__}"
             self.log_exception(fl_ctx, "a request failed")
@@ -44,6 +45,7 @@ class Site(Executor):  # type: ignore[misc]
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Start the worker with the job, so that it is ready for the first request, and end it with the job."""
         if event_type == EventType.START_RUN:
+            leave_references(fl_ctx)
             self._worker(fl_ctx).start()
         elif event_type == EventType.END_RUN:
             self.close()
@@ -66,3 +68,11 @@ def _ask(child: Child, request: bytes, outcome: dict[str, object]) -> None:
         outcome["answer"] = child.ask(request)
     except OSError as error:
         outcome["reason"] = str(error)
+
+
+def _within(outcome: dict[str, object], limit: int) -> dict[str, object]:
+    """Return the outcome, or in place of an answer that would be refused the reason: the coordinator sees only that."""
+    answer = outcome.get("answer")
+    if isinstance(answer, bytes) and len(answer) > limit:
+        return {"reason": f"its answer has {len(answer):,} bytes, more than the {limit:,} that answer_mb allows"}
+    return outcome

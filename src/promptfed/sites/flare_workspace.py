@@ -17,6 +17,9 @@ ORGANISATION = "promptfed"
 SCHEME = "grpc"  # its TLS handshakes run beside each other; those of FLARE's "tcp" stop one another
 HANDSHAKE_SECONDS = 20
 LARGEST_FRAME = 2**24  # bytes; messages travel in pieces of 2**20
+LEAST_MESSAGE = 2**24  # bytes; what the engine's own messages may need
+ENVELOPE = 2**20  # bytes that the engine adds to an answer or a request
+LARGEST_REQUEST = 2**30  # bytes; of what a site is asked
 CONDUCTOR, SITE = "promptfed.sites.flare_controller.Conductor", "promptfed.sites.flare_executor.Site"
 ALLOWED = [CONDUCTOR, SITE]
 GONE_SECONDS = 30  # sites send a heartbeat every ten seconds; after this long without one a site counts as away
@@ -62,6 +65,7 @@ def build_site_workspace(kit: Kit, folder: Path) -> None:
     write_json(startup / "fed_client.json", {"format_version": 2, "servers": [server], "client": client})
     gpus = {"num_of_gpus": 0, "mem_per_gpu_in_GiB": 0, "expiration_period": 300}
     components = [
+        {"id": "limits", "path": "promptfed.sites.flare_limits.SiteLimits", "args": {}},
         _component("resource_manager", "resource_managers.gpu_resource_manager.GPUResourceManager", **gpus),
         _component("resource_consumer", "resource_consumers.gpu_resource_consumer.GPUResourceConsumer"),
         _component("process_launcher", "job_launcher.client_process_launcher.ClientProcessJobLauncher"),
@@ -72,16 +76,21 @@ def build_site_workspace(kit: Kit, folder: Path) -> None:
         "components": components,
     }
     _write_local(folder, resources)
+    _write_limits(folder, LARGEST_REQUEST)
 
 
-def build_server_workspace(kit: Path, state: Path) -> None:
-    """Complete the coordinator's kit, in which its server runs; jobs and snapshots go to `state`."""
+def build_server_workspace(kit: Path, state: Path, largest: int) -> None:
+    """Complete the coordinator's kit, in which its server runs; jobs and snapshots go to `state`.
+
+    A message of more than `largest` bytes, or one that says it has, is refused before any of it is kept.
+    """
     (kit / "local").mkdir(exist_ok=True)
     storage = {"root_dir": str(state / "snapshots"), "uri_root": "/"}
     jobs = {"uri_root": str(state / "jobs"), "job_store_id": "job_store"}
     filesystem = "nvflare.app_common.storages.filesystem_storage.FilesystemStorage"
     manager = "nvflare.apis.impl.job_def_manager.SimpleJobDefManager"
     components = [
+        {"id": "limits", "path": "promptfed.sites.flare_limits.ServerLimits", "args": {}},
         _component("job_scheduler", "job_schedulers.job_scheduler.DefaultJobScheduler", max_jobs=4),
         {"id": "job_manager", "path": manager, "args": jobs},
         {"id": "job_store", "path": filesystem},
@@ -99,7 +108,7 @@ def build_server_workspace(kit: Path, state: Path) -> None:
         "args": {"uri_root": "/", "storage": {"path": filesystem, "args": storage}},
     }
     _write_local(kit, {"servers": [server], "snapshot_persistor": persistor, "components": components})
-    write_json(kit / "local" / "comm_config.json", {"grpc": {"options": _grpc_options()}})
+    _write_limits(kit, largest)
 
 
 def parent_command(workspace: Path, site: str | None) -> list[str]:
@@ -122,13 +131,16 @@ def _clear(folder: Path) -> None:
         (folder / name).mkdir(parents=True)
 
 
-def _grpc_options() -> list[tuple[str, int]]:
-    """Return what bounds a connection before it is known whose it is."""
-    return [
+def _write_limits(folder: Path, largest: int) -> None:
+    """Write what bounds a handshake, a piece of a message, and a whole message."""
+    options = [
         ("grpc.max_send_message_length", LARGEST_FRAME),
         ("grpc.max_receive_message_length", LARGEST_FRAME),
         ("grpc.server_handshake_timeout_ms", 1000 * HANDSHAKE_SECONDS),
     ]
+    whole = max(LEAST_MESSAGE, largest) + ENVELOPE
+    limits = {"grpc": {"options": options}, "streaming_max_blob_size": whole, "max_message_size": LARGEST_FRAME}
+    write_json(folder / "local" / "comm_config.json", limits)
 
 
 def _component(name: str, path: str, **args: object) -> dict[str, object]:

@@ -41,7 +41,7 @@ class Messenger:
 
     def __init__(self, exchange: Exchange, federation: Federation, header: RunHeader) -> None:
         self.exchange, self.federation, self.header = exchange, federation, header
-        self.limit = int(federation.answer_mb * 2**20)
+        self.limit = federation.answer_bytes
         self.events = Events()
         self._late, self._repeated = dict(exchange.late), dict(exchange.repeated)
 

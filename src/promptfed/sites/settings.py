@@ -29,6 +29,11 @@ class Federation:
     max_change: Positive = 1000.0  # the longest change that is accepted, in units of the other sites' median
 
     @property
+    def answer_bytes(self) -> int:
+        """Return how many bytes the largest answer may have."""
+        return int(self.answer_mb * 2**20)
+
+    @property
     def needed(self) -> int:
         """Return how many answers a round needs."""
         return self.min_sites or len(self.sites)
