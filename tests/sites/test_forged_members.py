@@ -27,7 +27,7 @@ def refusal(curious: Curious) -> str:
     for later in (curious.open(), curious.fit()):
         assert later.tree == {}
         assert "out of turn" in later.head["error"]
-    assert curious.error("reveal", survivors=[0, 1, 2]) == "it names unknown clients"
+    assert curious.error("confirm", survivors=[0, 1, 2]) == "it names unknown clients"
     return str(answer.head["error"])
 
 
@@ -132,7 +132,7 @@ def test_a_sum_of_too_few_sites_is_refused(tmp_path: Path) -> None:
     curious.shares()
     assert curious.error("open", curious.sealed(0, 1), members=[0, 1]) == "an answer is hidden among 3 sites or more"
     curious.session()
-    error = curious.error("reveal", survivors=[0, 1])
+    error = curious.error("confirm", survivors=[0, 1])
     assert error == "masks are opened only for 3 answers or more, this site's among them"
 
 
@@ -145,6 +145,29 @@ def test_the_run_says_that_too_few_sites_were_left(tmp_path: Path) -> None:
     ):
         coordinator.conduct(out, federation, sites, ignore)
     assert [line["clients"] for line in lines(out)] == [[0, 1, 2]]
+
+
+def test_sites_that_were_told_different_lists_open_nothing(tmp_path: Path) -> None:
+    curious = Curious(tmp_path)
+    curious.session()
+    own = curious.confirm(0, 1, 2)
+    masks = curious.worker._masks
+    assert masks is not None
+    other = masks._list().replace(b"[0, 1, 2]", b"[0, 1]")
+    assert other != masks._list()
+    signed = {"0": own.head["confirmed"], "1": curious.signers[1].confirm(other), "2": None}
+    answer = curious.ask("reveal", confirmed=signed)
+    assert answer.head["error"] == "fewer than 2 sites have signed the list of those who have answered"
+    assert answer.tree == {}
+    assert "out of turn" in curious.error("reveal", confirmed=signed)
+
+
+@pytest.mark.parametrize("signed", [None, [], {}, {"1": "zz"}, {"1": "00" * 64}, {"1": 5, "2": {}}], ids=str)
+def test_a_list_that_the_others_have_not_signed_opens_nothing(signed: object, tmp_path: Path) -> None:
+    curious = Curious(tmp_path)
+    curious.session()
+    curious.confirm(0, 1, 2)
+    assert "have signed the list" in curious.error("reveal", confirmed=signed)
 
 
 def test_a_site_without_a_certificate_masks_nothing(tmp_path: Path) -> None:

@@ -99,9 +99,10 @@ def test_who_is_lost_before_answering_is_left_out_of_the_sum(kind: str, tmp_path
     assert furthest(server_tree(out), server_tree(reference)) <= 1e-6
 
 
-def test_who_is_lost_after_answering_counts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["confirm", "reveal"])
+def test_who_is_lost_after_answering_counts(kind: str, tmp_path: Path) -> None:
     out, _ = begin(tmp_path, "pfedpt", SECURE, federation=TWO)
-    coordinator.conduct(out, TWO, exchange(tmp_path, failing("south", "reveal")), ignore)
+    coordinator.conduct(out, TWO, exchange(tmp_path, failing("south", kind)), ignore)
     assert [line["clients"] for line in lines(out)] == [[0, 1, 2]] * 3
     there = within(tmp_path, "reference")
     reference, federation = begin(there, "pfedpt")
@@ -286,8 +287,10 @@ def test_a_site_masks_one_answer_and_opens_once(tmp_path: Path) -> None:
     assert curious.open().head["unopened"] == [0]
     assert list(curious.fit().tree) == ["masked"]
     assert "out of turn" in curious.fit().head["error"]
-    assert "error" not in curious.ask("reveal", survivors=[0, 1]).head
-    assert "out of turn" in curious.error("reveal", survivors=[0, 1])
+    assert "out of turn" in curious.error("reveal", confirmed={})
+    assert "error" not in curious.reveal(0, 1).head
+    assert "out of turn" in curious.error("confirm", survivors=[0, 1])
+    assert "out of turn" in curious.error("reveal", confirmed={})
     assert "out of turn" in curious.error("shares", curious.told(0, 1, 2), members=[0, 1, 2])
 
 
@@ -295,18 +298,18 @@ def test_a_site_masks_one_answer_and_opens_once(tmp_path: Path) -> None:
 def test_a_site_opens_no_mask_for_one_answer_or_for_a_sum_without_its_own(survivors: list[int], tmp_path: Path) -> None:
     curious = Curious(tmp_path)
     curious.session()
-    error = curious.error("reveal", survivors=survivors)
+    error = curious.error("confirm", survivors=survivors)
     assert error == "masks are opened only for 2 answers or more, this site's among them"
 
 
 def test_a_site_helps_to_open_one_sum_of_a_round(tmp_path: Path) -> None:
     curious = Curious(tmp_path)
     curious.session()
-    assert "error" not in curious.ask("reveal", survivors=[0, 1, 2]).head
+    assert "error" not in curious.reveal(0, 1, 2).head
     for survivors, refused in (([0, 1], True), ([0, 2], True), ([0, 1, 2], False)):
         curious.worker = workers(tmp_path)["north"]  # it has not forgotten
         curious.session()
-        answer = curious.ask("reveal", survivors=survivors)
+        answer = curious.reveal(*survivors)
         assert (answer.head.get("error") == "it has already helped to open another sum of this round") == refused
 
 
@@ -314,9 +317,9 @@ def test_a_site_helps_to_open_one_sum_of_a_round(tmp_path: Path) -> None:
 def test_a_session_is_for_one_round(number: object, tmp_path: Path) -> None:
     curious = Curious(tmp_path)
     curious.session()
-    error = curious.error("reveal", survivors=[0, 1], round=number)
+    error = curious.error("confirm", survivors=[0, 1], round=number)
     assert error == ("this session is for another round" if number == 1 else "the request does not name a round")
-    assert "error" not in curious.ask("reveal", survivors=[0, 1, 2]).head
+    assert "error" not in curious.reveal(0, 1, 2).head
 
 
 def test_a_run_keeps_its_recipe(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ import torch
 from promptfed.core.tree import Tree
 from promptfed.federation.guards import secure
 from promptfed.federation.loop import rng_for
-from promptfed.sites import masking, wire
+from promptfed.sites import wire
 from promptfed.sites.identity import load_identity
+from promptfed.sites.masks import SEALED
 from promptfed.sites.wire import Message
 from promptfed.sites.worker import Worker
 from support.three_sites import recipe, workers
@@ -88,8 +89,22 @@ class Curious:
     def open(self) -> Message:
         return self.ask("open", self.sealed(0, 1, 2), members=[0, 1, 2])
 
+    def confirm(self, *survivors: int) -> Message:
+        """Say who has answered; the others sign what the site is told."""
+        return self.ask("confirm", survivors=list(survivors))
+
+    def reveal(self, *survivors: int) -> Message:
+        """Have the masks of a sum opened, with the others' signatures under the same list."""
+        own = self.confirm(*survivors)
+        if "error" in own.head:
+            return own
+        assert self.worker._masks is not None
+        listed = self.worker._masks._list()
+        signed = {str(client): signer.confirm(listed) for client, signer in self.signers.items() if client in survivors}
+        return self.ask("reveal", confirmed=signed | {"0": own.head["confirmed"]})
+
     def sealed(self, *members: int) -> Tree:
         """Return shares as the two others seal them for this site; its own are of no use here."""
-        rows = {0: bytes(masking.SEALED)}
+        rows = {0: bytes(SEALED)}
         rows |= {client: secure.share(own, self.keys, 2)[0] for client, own in self.others.items()}
         return {"sealed": torch.tensor([list(rows[member]) for member in members], dtype=torch.uint8)}

@@ -55,6 +55,10 @@ class Identity:
         texts = (self.site, self.certificate.decode(), self.key, self.voucher.hex(), signature.hex())
         return dict(zip(CLAIM, texts, strict=True))
 
+    def confirm(self, statement: bytes) -> str:
+        """Return a signature of `statement` for those who know this site's key."""
+        return self.signing.sign(statement).hex()
+
     def verify(self, claim: object, statement: bytes) -> tuple[str, str]:
         """Return the site whose claim this is and its public key; refuse one that is not signed by that site."""
         from cryptography import x509
@@ -106,6 +110,18 @@ def load_identity(home: Path, site: str) -> Identity:
     assert isinstance(signing, Ed25519PrivateKey)
     voucher = vouching.sign(VOUCHED + signing.public_key().public_bytes_raw(), *_rsa())
     return Identity(site, home, authority, (startup / CERTIFICATE).read_bytes(), voucher, signing)
+
+
+def confirmed_by(key: str, signature: object, statement: bytes) -> bool:
+    """Say whether the owner of a public signing key has signed `statement`."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(bytes.fromhex(str(signature)), statement)
+    except (ValueError, InvalidSignature):
+        return False
+    return True
 
 
 def check_claim(claim: object) -> Claim:

@@ -16,10 +16,11 @@ from promptfed.core.files import write_json
 from promptfed.core.tree import Tree
 from promptfed.federation.fleet import QUIET, Download, Fitted
 from promptfed.results.folder import names
-from promptfed.sites import masking, wire
+from promptfed.sites import wire
 from promptfed.sites.client_run import ClientRun
 from promptfed.sites.introductions import MOST
-from promptfed.sites.masking import MASKED, MaskingSession, OpenedSum, Unfinished
+from promptfed.sites.masking import MaskingSession, OpenedSum, Unfinished
+from promptfed.sites.masks import MASKED, find_secure_sum
 from promptfed.sites.messenger import Checked, Messenger
 from promptfed.sites.plausibility import Plausibility
 from promptfed.sites.protocol import join_parts, pick_part, version
@@ -70,7 +71,7 @@ class RemoteFleet:
         self.width, self.tick = len(run.shards), QUIET
         self.versions: dict[int, str] = {}  # the personal trees the last round has made, by client
         self.final = False  # the next evaluation is the run's last: sites write their model and report
-        self.guard = masking.of_guards(run.guards)  # answers come under masks, if the recipe says so
+        self.guard = find_secure_sum(run.guards)  # answers come under masks, if the recipe says so
         self.plausibility = Plausibility(messenger.federation.max_change)
         self._holds: set[int] = set()  # the clients that have what is sent once
 

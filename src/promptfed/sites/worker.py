@@ -34,13 +34,13 @@ from promptfed.federation.fleet import Fitted
 from promptfed.federation.guards.accountant import Accountant
 from promptfed.federation.store import read_tree, write_tree
 from promptfed.runs.site_model import write_model
-from promptfed.sites import masking, terms, wire
+from promptfed.sites import terms, wire
 from promptfed.sites.admission import admit
 from promptfed.sites.client_run import ClientRun, build_client_run, own_data, relabelled
 from promptfed.sites.disclosure import Disclosure, Purpose, digest
 from promptfed.sites.identity import load_identity
 from promptfed.sites.ledger import Ledger
-from promptfed.sites.masking import Masks, Trust
+from promptfed.sites.masks import Masks, Trust, find_secure_sum
 from promptfed.sites.protocol import join_parts, pick_part, version
 from promptfed.sites.sources import pin_sources, shown_sources
 from promptfed.sites.wire import Header, Message, Refused
@@ -93,6 +93,7 @@ class Worker:
             "keys": self._begin_masks,
             "shares": self._share,
             "open": self._open,
+            "confirm": self._confirm,
             "reveal": self._reveal,
         }
         head = message.head
@@ -147,7 +148,7 @@ class Worker:
         masks = self._session(message) if "session" in head else None
         answer = self._repeat_answer(folder, head, down) or self._train(run, folder, head, down, personal)
         up = pick_part(answer.tree, "up")
-        if not up or masking.of_guards(run.guards) is None:
+        if not up or find_secure_sum(run.guards) is None:
             return answer
         if masks is None:
             raise Refused("the recipe asks for secure aggregation; nothing leaves without a mask")
@@ -213,7 +214,7 @@ class Worker:
 
     # -- secure aggregation -------------------------------------------------------------------------------------------
     def _begin_masks(self, run: ClientRun, folder: Path, message: Message) -> Message:
-        guard = masking.of_guards(run.guards)
+        guard = find_secure_sum(run.guards)
         if guard is None:
             raise Refused("the recipe does not ask for secure aggregation")
         own, identity = terms.of_site(self.home), load_identity(self.home, self.site)
@@ -227,15 +228,18 @@ class Worker:
     def _open(self, run: ClientRun, folder: Path, message: Message) -> Message:
         return self._session(message).open(message)
 
-    def _reveal(self, run: ClientRun, folder: Path, message: Message) -> Message:
-        """Help to open one sum of a round, or the same sum again; another one could tell a single site's answer."""
-        masks, path = self._session(message), folder / "revealed.json"
-        wanted = {"round": message.head["round"], "survivors": masks.survivors(message.head)}
+    def _confirm(self, run: ClientRun, folder: Path, message: Message) -> Message:
+        """Agree to one sum of a round, or to the same one again; another one could tell a single site's answer."""
+        session, path = self._session(message), folder / "revealed.json"
+        wanted = {"round": message.head["round"], "survivors": session.survivors(message.head)}
         before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"round": -1}
         if wanted["round"] <= before["round"] and wanted != before:
             raise Refused("it has already helped to open another sum of this round")
         write_json(path, wanted)
-        return masks.reveal(wanted["survivors"])
+        return session.confirm(wanted["survivors"])
+
+    def _reveal(self, run: ClientRun, folder: Path, message: Message) -> Message:
+        return self._session(message).reveal(message.head)
 
     def _session(self, message: Message) -> Masks:
         if self._masks is None or message.head.get("session") != self._masks.session:
