@@ -167,19 +167,19 @@ SIDES = {FashionShops.name: 32, FashionMnist.name: 32, Cifar10.name: 32, Cifar10
 
 def open_dataset(name: str, **chosen: object) -> Dataset:
     """Load a data set by name, with its options by name; `folder:PATH` and `npz:PATH` carry their path in the name."""
-    return _named(name, chosen).load()
+    return find_dataset(name, chosen).load()
 
 
 def find_sides(name: str, **chosen: object) -> tuple[int, int]:
     """Return the height and width of a data set's images without reading any of them."""
-    found = _named(name, chosen)
+    found = find_dataset(name, chosen)
     if isinstance(found, Npz):
         return read_sides(Path(found.path).expanduser())
     side = SIDES.get(found.name) or int(vars(found)["size"])
     return side, side
 
 
-def _named(name: str, chosen: Mapping[str, object]) -> NamedDataset:
+def find_dataset(name: str, chosen: Mapping[str, object]) -> NamedDataset:
     """Return the data set of that name with those options, checked."""
     kind, colon, path = name.partition(":")
     if kind not in DATASETS:

@@ -1,6 +1,7 @@
 """A user's own photographs in folders: class/*.jpg or domain/class/*.jpg, optionally in train/, val/ and test/."""
 
 import logging
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,8 +49,9 @@ def scan(root: Path) -> list[Photo]:
 
 def _folders(parent: Path) -> list[Path]:
     """Return the sub-folders of `parent` in order of name, without hidden ones."""
-    found = [path for path in parent.iterdir() if path.is_dir() and not path.name.startswith((".", "__"))]
-    return sorted(found, key=lambda path: path.name)
+    with os.scandir(parent) as entries:  # it knows which entries are folders without a look at each
+        names = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith((".", "__"))]
+    return [parent / name for name in sorted(names)]
 
 
 def _images(folder: Path) -> list[Path]:

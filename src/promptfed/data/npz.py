@@ -58,13 +58,20 @@ def read_sides(path: Path) -> tuple[int, int]:
     return height, width
 
 
-def _read(path: Path) -> Arrays:
-    """Return the arrays of the file by name."""
+def read_domains(path: Path) -> tuple[str, ...]:
+    """Return the names of the domains; no image is read."""
+    arrays = _read(path, "domain")
+    parts = [_indices(arrays, name, path) for name in ("domain", "domain_train", "domain_test") if name in arrays]
+    return _names(arrays, "domain_names", np.concatenate(parts), path) if parts else (path.stem,)
+
+
+def _read(path: Path, start: str = "") -> Arrays:
+    """Return the arrays of the file by name: all of them, or those whose names have that start."""
     if not path.is_file():
         raise PromptFedError(f"There is no file {path}.")
     try:
         with path.open("rb") as file, np.load(file) as opened:
-            return dict(opened)
+            return {name: opened[name] for name in opened if name.startswith(start)}
     except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as problem:
         raise PromptFedError(f"{path} is not an .npz file of plain arrays.") from problem
 

@@ -13,6 +13,7 @@ from promptfed.data.partition import PARTITIONS
 from promptfed.federation import guards
 from promptfed.runs import nested, registry
 from promptfed.runs.filling import as_table, fill_backbone, fill_method, fill_named, make_method
+from promptfed.runs.fitting import fit_to_data
 from promptfed.runs.nested import NestedTable
 from promptfed.runs.recipe import DEFAULTS, PROMPTED, TABLES, EvaluateOptions, FleetOptions
 from promptfed.runs.recipe import Recipe as Recipe
@@ -60,7 +61,7 @@ def expand(content: NestedTable, overrides: Sequence[str], where: str) -> list[R
 
 def resolve(content: Mapping[str, Any], where: str = "the recipe") -> Recipe:
     """Return the recipe with every field filled in and checked."""
-    recipe = _with_backbone(_typed(content, where))
+    recipe = fit_to_data(_with_backbone(_typed(content, where)), content)
     _check_clients(recipe)
     check_device(recipe.device)
     method, prompt = fill_method(recipe.method, recipe.prompt)
