@@ -6,6 +6,9 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from tests.support.command import promptfed, sentence
+from tests.support.photographs import put_sites
+from tests.support.tiny_runs import BACKBONE
 
 from promptfed.core.errors import PromptFedError
 from promptfed.data import open_dataset
@@ -14,9 +17,6 @@ from promptfed.results.folder import names
 from promptfed.runs import config, fitting, resuming
 from promptfed.runs.config import Recipe
 from promptfed.runs.runner import run
-from tests.support.command import promptfed, sentence
-from tests.support.photographs import put_sites
-from tests.support.tiny_runs import BACKBONE
 
 PATHOLOGICAL = {"name": "pathological", "classes_per_client": 5}
 
