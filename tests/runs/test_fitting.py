@@ -130,8 +130,12 @@ def test_sites_under_train_and_test_are_counted_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("classes", "each", "partition", "clients"),
-    [("abc", 20, "dirichlet", 6), ("abcdef", 20, "pathological", 12), ("abcdef", 40, "pathological", 20)]
-    + [("ab", 2, "dirichlet", 1)],
+    [
+        ("abc", 20, "dirichlet", 6),
+        ("abcdef", 20, "pathological", 12),
+        ("abcdef", 40, "pathological", 20),
+        ("ab", 2, "dirichlet", 1),
+    ],
 )
 def test_without_sites(tmp_path: Path, classes: str, each: int, partition: str, clients: int) -> None:
     root = put_sites(tmp_path / "pets", [""], classes, each)
