@@ -6,9 +6,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from tests.support.command import promptfed, sentence
-from tests.support.photographs import put_sites
-from tests.support.tiny_runs import BACKBONE
 
 from promptfed.core.errors import PromptFedError
 from promptfed.data import open_dataset
@@ -17,6 +14,9 @@ from promptfed.results.folder import names
 from promptfed.runs import config, fitting, resuming
 from promptfed.runs.config import Recipe
 from promptfed.runs.runner import run
+from support.command import promptfed, sentence
+from support.photographs import put_sites
+from support.tiny_runs import BACKBONE
 
 PATHOLOGICAL = {"name": "pathological", "classes_per_client": 5}
 
