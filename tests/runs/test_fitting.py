@@ -172,9 +172,9 @@ def words_of(root: Path, *more: str) -> list[str]:
 
 def test_a_run_is_resumed_with_the_same_words_or_none(tmp_path: Path) -> None:
     root, folder = put_sites(tmp_path / "pets", ["north", "south"]), tmp_path / "run"
-    run("fedavg", overrides=words_of(root, "rounds=1"), out=folder)
+    run("fedavg", overrides=tuple(words_of(root, "rounds=1")), out=folder)
     assert "clients = 2\n" in (folder / names.RECIPE).read_text()
-    assert len(run("fedavg", overrides=words_of(root, "rounds=2"), resume=folder).rounds) == 2
+    assert len(run("fedavg", overrides=tuple(words_of(root, "rounds=2")), resume=folder).rounds) == 2
     assert promptfed("run", "--resume", folder, "rounds=3").code == 0
     put_sites(root, ["east"])
     said = sentence(promptfed("run", "--resume", folder, "fedavg", *words_of(root, "rounds=3")))
