@@ -249,3 +249,10 @@ def test_another_seed_tests_on_other_images() -> None:
     one, two = (stratified(labels, labels * 0, 0.2, seed) for seed in (0, 1))
     assert one.sum() == two.sum() == 20
     assert (one != two).any()
+
+
+def test_decoded_copies_are_their_owners_alone(root: Path, tmp_path: Path) -> None:
+    put(root / "cat" / "a.png", 7)
+    open_dataset(f"folder:{root}", size=4, test_fraction=0)
+    (kept,) = (tmp_path / "home" / "folders").iterdir()
+    assert kept.stat().st_mode & 0o777 == 0o700

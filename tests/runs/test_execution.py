@@ -255,3 +255,10 @@ def test_what_does_not_fit_the_images_is_said_before_anything_is_written(images:
     with pytest.raises(PromptFedError, match="A frame of 5 pixels per side does not fit 8×8 images"):
         go("pfedpt", images, tmp_path / "run", "method.size=5")
     assert not (tmp_path / "run").exists()
+
+
+def test_only_runs_on_a_users_own_images_have_a_private_folder(done: Result, tmp_path: Path) -> None:
+    assert done.folder.stat().st_mode & 0o777 == 0o700
+    words = tiny(tmp_path, "data.name=fashion-shops", "rounds=1", "data.limit=1")
+    shared = run("fedavg", out=tmp_path / "shared", overrides=tuple(words))
+    assert shared.folder.stat().st_mode & 0o055 == 0o055

@@ -17,6 +17,12 @@ def private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
+def make_private(folder: Path) -> None:
+    """Make a folder that only its owner may read; one that is there keeps its rights."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file in one step."""
     part = path.with_name(f".{path.name}.part")

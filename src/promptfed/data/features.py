@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from promptfed.core import keys, progress
+from promptfed.core.files import private
 from promptfed.core.protocols import Backbone
 from promptfed.data.augment import augmented
 from promptfed.data.batches import Pool
@@ -80,7 +81,7 @@ def _compute(
 def _save(path: Path, values: NDArray[np.float32]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    with fresh.open("wb") as file:
+    with open(fresh, "wb", opener=private) as file:  # the images may be a user's own
         np.save(file, values)
     fresh.replace(path)
 

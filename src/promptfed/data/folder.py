@@ -7,7 +7,7 @@ from pathlib import Path
 
 from promptfed.core.errors import PromptFedError
 from promptfed.data.dataset import Dataset
-from promptfed.data.photos import SUFFIXES, Album, Photo, read_album
+from promptfed.data.photos import OWN, SUFFIXES, Album, Photo, read_album
 
 log = logging.getLogger("promptfed")
 
@@ -17,7 +17,7 @@ def read_folder(root: Path, size: int, skip_corrupt: bool) -> Dataset:
     photos, name = scan(root), root.resolve().name
     domains = sorted({photo.domain for photo in photos})
     album = Album(name, root, photos, tuple(sorted({photo.label for photo in photos})), tuple(domains))
-    data = read_album(album, size, skip_corrupt, "folders")
+    data = read_album(album, size, skip_corrupt, OWN)
     if any(photo.test for photo in photos) and not data.test.any():
         raise PromptFedError(f"No test image of {root} can be read; without them training images would be tested on.")
     return replace(data, domain_names=tuple(domain or name for domain in domains))

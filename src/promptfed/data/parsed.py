@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from promptfed.core.files import make_private
 from promptfed.data.dataset import Dataset
 
 IMAGES = "images.npy"
@@ -21,11 +22,11 @@ Make = Callable[[Path | None], Dataset]
 log = logging.getLogger("promptfed")
 
 
-def cached(folder: Path, key: str, make: Make) -> Dataset:
+def cached(folder: Path, key: str, make: Make, *, own: bool = False) -> Dataset:
     """Return the data set kept in `folder` under `key`, or make it and keep it there in place of older keys.
 
     `make(path)` may write its images to the .npy file at `path` as they come, so that they need not fit in memory;
-    `path` is None where nothing can be written.
+    `path` is None where nothing can be written. What is a user's `own` is for no one else to read.
     """
     place = folder / f"{key}-{VERSION}"
     if place.is_dir():
@@ -37,6 +38,8 @@ def cached(folder: Path, key: str, make: Make) -> Dataset:
     made: Dataset | None = None
     try:
         shutil.rmtree(fresh, ignore_errors=True)
+        if own:
+            make_private(folder)
         fresh.mkdir(parents=True)
         made = make(fresh / IMAGES)
         _save(made, fresh, place)

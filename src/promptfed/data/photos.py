@@ -20,6 +20,7 @@ from promptfed.data.download import home
 from promptfed.data.parsed import cached
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+OWN = "folders"  # where the decoded copies of a user's own photographs are kept
 AHEAD = 256  # photographs decoded ahead of the one being stored
 
 log = logging.getLogger("promptfed")
@@ -72,7 +73,8 @@ class Album:
 def read_album(album: Album, size: int, skip_corrupt: bool, cache: str) -> Dataset:
     """Return the photographs at `size` × `size`; the decoded copy is kept under `cache` in the data home."""
     place = hashlib.sha256(f"{album.root.resolve()}|{size}|{skip_corrupt}".encode()).hexdigest()[:16]
-    return cached(home() / cache / place, _key(album), lambda target: _decode_all(album, size, skip_corrupt, target))
+    kept, own = home() / cache / place, cache == OWN
+    return cached(kept, _key(album), lambda target: _decode_all(album, size, skip_corrupt, target), own=own)
 
 
 def decode(path: Path, size: int | tuple[int, int]) -> Images:

@@ -39,7 +39,7 @@ def start(recipe: Recipe, folder: Path, method: Method | None = None) -> Result:
     record = Record(folder)
     loop = make_loop(plan, record)
     loop.store.get(0)  # a method that does not fit the images says so before anything is written
-    record.begin(recipe.to_toml(), environment(plan.device))
+    record.begin(recipe.to_toml(), environment(plan.device), own=recipe.own_images)
     plan.partition.save(folder / names.PARTITION, plan.dataset)
     return execute(plan, loop)
 

@@ -66,6 +66,11 @@ class Recipe:
         return nested.to_toml(asdict(self))
 
     @property
+    def own_images(self) -> bool:
+        """Return whether the images are a user's own, from a folder or a file, and so may be private."""
+        return ":" in str(self.data.get("name", ""))
+
+    @property
     def hash(self) -> str:
         """Return the fingerprint of all that decides the numbers; the length and the place of the run do not."""
         content = asdict(self) | PLACE | {"rounds": 1, "guards": guards.deciding(self.guards)}

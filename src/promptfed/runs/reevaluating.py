@@ -29,7 +29,7 @@ def reevaluate(source: Path, recipe: Recipe, folder: Path) -> Result:
     if state is None or state["round"] != loop.settings.total:
         raise PromptFedError(f"{source} is not finished; resume it first.")
     old.read(state["round"])
-    record.begin(recipe.to_toml(), environment(plan.device))
+    record.begin(recipe.to_toml(), environment(plan.device), own=recipe.own_images)
     plan.partition.save(folder / names.PARTITION, plan.dataset)
     shutil.copytree(old.checkpoint, record.checkpoint, dirs_exist_ok=True)
     (record.checkpoint / names.STATE).unlink()  # it is the other recipe's

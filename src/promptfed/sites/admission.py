@@ -3,7 +3,7 @@
 import tomllib
 from pathlib import Path
 
-from promptfed.core.files import write_text
+from promptfed.core.files import make_private, write_text
 from promptfed.runs.recipe import Recipe
 from promptfed.sites.client_run import read_recipe
 from promptfed.sites.terms import Terms
@@ -44,5 +44,6 @@ def _pin(folder: Path, text: str, most: int) -> None:
         return
     if most and len(list(folder.parent.glob(f"*/{ASKED}"))) >= most:
         raise Refused(f"its owner's terms allow {most} runs, and this would be another one")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(folder.parent)
+    make_private(folder)
     write_text(path, text)

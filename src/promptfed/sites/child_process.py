@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+from promptfed.core.files import make_private, private
+
 
 def write_frame(file: IO[bytes], data: bytes) -> None:
     """Write the length and the data."""
@@ -58,9 +60,11 @@ class Child:
         if self.process is None or self.process.poll() is not None:
             if self.process is not None:
                 self._end(self.process)
-            self.log.parent.mkdir(parents=True, exist_ok=True)
-            with self.log.open("ab") as log:
-                self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
+            make_private(self.log.parent)
+            with open(self.log, "ab", opener=private) as log:
+                self.process = subprocess.Popen(
+                    self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, umask=0o077
+                )
             self.starts += 1
         return self.process
 

@@ -136,7 +136,7 @@ def create(folder: Path, recipe: Recipe, federation: Federation) -> None:
     drawn = recipe.per_round or founders
     method = config.build_method(recipe)
     affordable(recipe, guards.build(recipe.guards, method, recipe.seed, founders, drawn, secret_draw=False))
-    Record.create(folder, recipe.to_toml(), environment(pick_device("cpu")))
+    Record.create(folder, recipe.to_toml(), environment(pick_device("cpu")), own=True)
     known = {"sites": federation.sites, "newcomers": recipe.newcomers, "run": f"{folder.name}-{secrets.token_hex(4)}"}
     write_json(folder / names.FEDERATION, known)
 

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from promptfed.core.errors import PromptFedError
-from promptfed.core.files import write_json, write_text
+from promptfed.core.files import make_private, write_json, write_text
 from promptfed.sites.flare_workspace import ORGANISATION, SCHEME, require_flare
 from promptfed.sites.kits import AUTHORITY, CERTIFICATE, KEY, Kit, write_kit
 from promptfed.sites.settings import Federation, read_federation
@@ -27,7 +27,7 @@ def provision(source: Path, folder: Path) -> Federation:
     federation = read_federation(source)
     if folder.exists() and any(folder.iterdir()):
         raise PromptFedError(f"{folder} is not empty; choose another --out, or remove it to make all kits again.")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(folder)
     folder.chmod(0o700)
     write_json(folder / "project.yml", _project(federation))  # JSON is YAML
     _run_provisioning(folder)

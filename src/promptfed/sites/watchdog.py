@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from promptfed.core.errors import PromptFedError
+from promptfed.core.files import make_private, private
 from promptfed.sites.pid_file import acquire
 
 RESTART_SECONDS = 1.0
@@ -41,8 +42,8 @@ def keep_running(party: Party, say: Say, begin: Callable[[], None] = lambda: Non
 
     Its ports must be free at the start. `begin` is called once no other watchdog holds the party.
     """
-    party.pid_file.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(party.pid_file), _terminated() as stopping, party.log.open("ab") as out:
+    make_private(party.pid_file.parent)
+    with _alone(party.pid_file), _terminated() as stopping, open(party.log, "ab", opener=private) as out:
         _end_jobs(party.workspace, 0.0)  # left over from a watchdog that was killed: a party must not run twice
         begin()
         _require_free(party.ports)
@@ -55,6 +56,7 @@ def keep_running(party: Party, say: Say, begin: Callable[[], None] = lambda: Non
                 stderr=out,
                 env=dict(party.environment),
                 start_new_session=True,
+                umask=0o077,  # what it writes is private
             )
             try:
                 while process.poll() is None and not stopping:

@@ -18,7 +18,6 @@ back to its last checkpoint leaves no trace in the site's state.
 import json
 import logging
 import re
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ from pathlib import Path
 import torch
 
 from promptfed.core import tree
-from promptfed.core.files import write_json
+from promptfed.core.files import make_private, write_json
 from promptfed.core.tree import Tree
 from promptfed.federation.fleet import Fitted
 from promptfed.federation.guards.accountant import Accountant
@@ -41,6 +40,7 @@ from promptfed.sites.disclosure import Disclosure, Purpose, digest
 from promptfed.sites.identity import load_identity
 from promptfed.sites.ledger import Ledger
 from promptfed.sites.masks import Masks, Trust, find_secure_sum
+from promptfed.sites.outbox import describe_failure, log_answer
 from promptfed.sites.protocol import join_parts, pick_part, version
 from promptfed.sites.sources import pin_sources, shown_sources
 from promptfed.sites.wire import Header, Message, Refused
@@ -80,9 +80,17 @@ class Worker:
             reply = Message({"error": str(refusal)}, {})
         except Exception as error:  # a site must survive anything; details may be private and stay here
             log.error("%s", traceback.format_exc())
-            reply = Message({"error": f"{type(error).__name__}; the site's own log has the details"}, {})
-        data = wire.pack(Message(head | reply.head, reply.tree))
-        self._log(head | reply.head, reply.tree, len(data))
+            reply = Message({"error": describe_failure(error)}, {})
+        return self._sent(Message(head | reply.head, reply.tree), head)
+
+    def _sent(self, reply: Message, head: Header) -> bytes:
+        """Return the answer as bytes once it is in the outbox: what cannot be logged does not leave."""
+        data = wire.pack(reply)
+        try:
+            log_answer(self.home, reply.head, reply.tree, len(data))
+        except OSError as error:
+            log.error("%s/outbox.jsonl cannot be written: %s", self.home, error)
+            return wire.pack(Message(head | {"error": describe_failure(error)}, {}))
         return data
 
     def _work(self, message: Message) -> Message:
@@ -103,6 +111,7 @@ class Worker:
             raise Refused("the request does not name a round")
         wire.check_finite(message.tree)
         folder = self.home / "runs" / head["run"]
+        make_private(self.home)
         run = self._client_run(head, folder)
         if head["round"] > (last := terms.total_rounds(run.recipe)):
             raise Refused(f"the recipe has {last} rounds, and this is a request for round {head['round'] + 1}")
@@ -349,19 +358,6 @@ class Worker:
             write_tree(versions / f"{version(head['round'], head['nonce'])}.safetensors", after)
         run.store.discard()
 
-    def _log(self, head: Header, sent: Tree, size: int) -> None:
-        """Record what is sent: the head as it is, and names, shapes and norms of tensors, never their values."""
-        tensors = {
-            name: {"shape": list(value.shape), "bytes": tree.nbytes({name: value}), "norm": _norm(value)}
-            for name, value in sent.items()
-        }
-        first = {key: head.get(key) for key in (*KEPT, "error")}
-        rest = {key: value for key, value in head.items() if key not in first}
-        line = {"time": round(time.time(), 3), **first, "bytes": size, "head": rest}
-        self.home.mkdir(parents=True, exist_ok=True)
-        with (self.home / "outbox.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line | {"tensors": tensors}) + "\n")
-
 
 def _key(head: Header, down: Tree) -> str:
     """Return a fingerprint of a training request, the same whenever it is repeated."""
@@ -376,7 +372,3 @@ def _weight(run: ClientRun) -> torch.Tensor:
     """Return the weight as every answer will have it; with noise it is the same for all."""
     weight, nothing = run.method.weight(run.shards.facts([run.client]))[0], {"nothing": torch.zeros(1)}
     return run.guards.protect(0, torch.tensor(run.client), {}, nothing, weight)[2]
-
-
-def _norm(value: torch.Tensor) -> float:
-    return round(float(value.double().norm()), 6)

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from promptfed.core.errors import PromptFedError
+from promptfed.core.files import make_private
 from promptfed.sites.child_process import read_frame, write_frame
+from promptfed.sites.outbox import FULL, describe_failure
 from promptfed.sites.pid_file import acquire
 from promptfed.sites.worker import Worker
 
@@ -29,7 +31,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
     home = Path(given.home)
-    home.mkdir(parents=True, exist_ok=True)
+    make_private(home)
     with (home / "lock").open("a+") as lock:
         _replace_predecessor(lock)
         worker = Worker(given.site, home, given.data, given.device)
@@ -49,6 +51,11 @@ def _replace_predecessor(lock: IO[str]) -> None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(number), signal.SIGKILL)
             time.sleep(0.1)
+        except OSError as error:  # the lock is held, but this process's number does not fit on the disk
+            if error.errno not in FULL:
+                raise
+            logging.getLogger("promptfed.site").error("%s", describe_failure(error))
+            return
 
 
 def _exit_with_parent(parent: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from promptfed.core import files
 from promptfed.core.errors import PromptFedError
-from promptfed.core.files import write_json, write_text
+from promptfed.core.files import make_private, write_json, write_text
 from promptfed.results.folder import names
 
 Line = dict[str, Any]
@@ -35,14 +35,17 @@ class Record:
         self.rounds: list[Line] = []
 
     @classmethod
-    def create(cls, folder: Path, recipe: str, env: Mapping[str, object]) -> "Record":
+    def create(cls, folder: Path, recipe: str, env: Mapping[str, object], *, own: bool = False) -> "Record":
         """Start a run in a new or empty folder."""
         record = cls(folder)
-        record.begin(recipe, env)
+        record.begin(recipe, env, own=own)
         return record
 
-    def begin(self, recipe: str, env: Mapping[str, object]) -> None:
-        """Write a run's first files; until then nothing is written, so a run can be prepared before it has a folder."""
+    def begin(self, recipe: str, env: Mapping[str, object], *, own: bool = False) -> None:
+        """Write a run's first files; until then nothing is written, so a run can be prepared before it has a folder.
+
+        A new folder for a run on a user's `own` images is for no one else to read.
+        """
         folder = self.folder
         if folder.exists() and not folder.is_dir():
             raise PromptFedError(f"{folder} is a file, not a folder; choose another --out.")
@@ -50,7 +53,7 @@ class Record:
             hint = f"resume it with --resume {folder}, or " if (folder / names.RECIPE).is_file() else ""
             raise PromptFedError(f"{folder} is not empty; {hint}choose another --out.")
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_private(folder) if own else folder.mkdir(parents=True, exist_ok=True)
         except (FileNotFoundError, NotADirectoryError, FileExistsError, PermissionError) as error:
             raise PromptFedError(
                 f"Run folder {folder} cannot be created: {error.strerror}; choose another --out."

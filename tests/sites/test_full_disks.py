@@ -1,0 +1,94 @@
+"""A full disk at a site is a sentence; outbox.jsonl does not grow forever; what a site writes is its owner's alone."""
+
+import errno
+import json
+import logging
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from promptfed.federation.store import write_tree
+from promptfed.sites import coordinator, outbox, wire
+from promptfed.sites.child_process import Child
+from promptfed.sites.settings import Federation
+from promptfed.sites.wire import Message
+from support.faults import ignore
+from support.three_sites import NAMES, begin, exchange, lines, recipe, workers
+
+FULL = "its disk is full, so it cannot take part until its owner frees some space"
+
+
+def hello(folder: Path) -> tuple[Message, Path]:
+    """Return what one site says about itself, and its home."""
+    worker = workers(folder)["north"]
+    head = {"run": "x", "round": 0, "nonce": "0", "kind": "hello", "site": "north", "client": 0, "classes": []}
+    asked = Message(head | {"recipe": recipe("fedavg").to_toml()}, {})
+    return wire.unpack(worker.answer(wire.pack(asked)), 2**30), worker.home
+
+
+def test_an_answer_that_does_not_fit_in_the_outbox_does_not_leave(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = tmp_path / "home" / "north"
+    home.mkdir(parents=True)
+    (home / "outbox.jsonl").symlink_to("/dev/full")
+    answer, _ = hello(tmp_path)
+    assert answer.head["error"] == FULL
+    assert answer.tree == {}
+    assert "outbox.jsonl cannot be written" in caplog.text
+
+
+def test_a_disk_that_fills_up_while_training_is_a_sentence_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(path: Path, content: Any) -> None:
+        if "south" in path.parts:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_tree(path, content)
+
+    monkeypatch.setattr("promptfed.sites.worker.write_tree", full)
+    out, federation = begin(tmp_path, "pfedpt", "rounds=2", federation=Federation(NAMES, min_sites=2))
+    with caplog.at_level(logging.CRITICAL):
+        coordinator.conduct(out, federation, exchange(tmp_path), ignore)
+    found: list[Any] = lines(out)
+    assert [line["clients"] for line in found] == [[0, 2], [0, 2]]
+    assert found[0]["sites"]["refused"]["south"] == [f"it says: {FULL}"]
+
+
+def test_a_full_outbox_is_kept_under_a_number_and_the_oldest_one_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "LARGEST", 1)
+    monkeypatch.setattr(outbox, "FILES", 3)
+    for number in range(5):
+        outbox.log_answer(tmp_path, {"run": "x", "round": number}, {}, 1)
+    rounds = {path.name: json.loads(path.read_text())["round"] for path in tmp_path.iterdir()}
+    assert rounds == {"outbox.jsonl": 4, "outbox.1.jsonl": 3, "outbox.2.jsonl": 2}
+
+
+def test_what_a_site_writes_is_its_owners_alone(tmp_path: Path) -> None:
+    answer, home = hello(tmp_path)
+    assert "error" not in answer.head
+    run = home / "runs" / "x"
+    for folder in (home / "runs", run):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((home / "outbox.jsonl").stat().st_mode) == 0o600
+
+
+def test_processes_of_a_site_write_private_files_and_logs(tmp_path: Path) -> None:
+    code = f"import sys; open({str(tmp_path / 'made')!r}, 'w').close(); sys.stdin.buffer.read(8)"
+    child = Child([sys.executable, "-c", code], tmp_path / "home" / "worker.log")
+    with pytest.raises(OSError, match="its worker ended"):
+        child.ask(b"")
+    child.close()
+    assert stat.S_IMODE((tmp_path / "made").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "home" / "worker.log").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "home").stat().st_mode) == 0o700
+
+
+def test_the_coordinators_run_folder_is_private(tmp_path: Path) -> None:
+    out, _ = begin(tmp_path, "fedavg")
+    assert stat.S_IMODE(out.stat().st_mode) == 0o700
