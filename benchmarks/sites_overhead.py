@@ -131,9 +131,9 @@ OURS = {
     "server": "server_train",
     "server's job": "runner_process",
     "site": "client_train",
-    "site's job": "worker_process",
     "site's worker (torch, the backbone)": "sites.worker",
-    "keeper of the server, a site or the run": "promptfed sites",
+    "site's job": "client.worker_process",
+    "watchdog of the server, a site or the run": "promptfed sites",
 }
 
 
