@@ -23,8 +23,8 @@ CHANNELS = frozenset(
         CellChannel.RETURN_ONLY,
     )
 )
-# All that a server may ask of a site: to run one of our jobs, and to end it. FLARE would also list and read the files of
-# its folder, the private key among them, and change its logging. It looks at the owner's rights only if the server's
+# All that a server may ask of a site: to run one of our jobs, and to end it. FLARE would also list and read files
+# of its folder, the private key among them, and change its logging; it looks at the owner's rights only if the server's
 # message says that it should.
 REQUESTS = (
     training_cmds.ClientStatusProcessor,
