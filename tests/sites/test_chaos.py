@@ -33,14 +33,14 @@ RECOVERY_SECONDS = 120.0  # on two busy cores; a job starts a process per party,
 
 SITE = {
     "worker": ("sites.worker", "homes/{}"),
-    "job": ("worker_process", "kits/{}"),
-    "parent": ("client_train", "kits/{}"),
+    "job": ("client.worker_process", "homes/{}/engine"),
+    "parent": ("client_train", "homes/{}/engine"),
 }
 COORDINATOR = {
     "the server's job": ("runner_process", "kits/coordinator"),
     "the server's parent": ("server_train", "kits/coordinator"),
 }
-VICTIMS = (*SITE, "keeper", *COORDINATOR, "the server's keeper", "the supervisor")
+VICTIMS = (*SITE, "watchdog", *COORDINATOR, "the server's watchdog", "the supervisor")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def plan(seed: int, count: int) -> list[Kill]:
     def victims() -> Iterator[str]:
         for some in repeat(VICTIMS):
             for kind in draw.sample(some, len(some)):
-                yield f"{draw.choice(NAMES)}'s {kind}" if kind in SITE or kind == "keeper" else kind
+                yield f"{draw.choice(NAMES)}'s {kind}" if kind in SITE or kind == "watchdog" else kind
 
     names = victims()
     return [Kill(next(names), draw.randrange(3), draw.uniform(0, 1), alone=draw.random() > 1 / 3) for _ in range(count)]
@@ -71,7 +71,7 @@ def test_a_seed_draws_the_same_kills_and_all_kinds_of_them() -> None:
     assert kills == plan(3, 16) != plan(4, 16)
     kinds = [kill.victim.rpartition("'s ")[2] for kill in kills]
     assert sorted(kinds[:8]) == sorted(kinds[8:])
-    assert len(set(kinds)) == 5  # a site's and the server's job, parent and keeper have the same last word
+    assert len(set(kinds)) == 5  # a site's and the server's job, parent and watchdog have the same last word
 
 
 class Chaos:
@@ -118,10 +118,10 @@ class Chaos:
         if victim == "the supervisor":
             self._replace("run")
             federation.start("run", "run", "--resume", self.out)
-        elif victim == "the server's keeper":
+        elif victim == "the server's watchdog":
             self._replace("server")
             federation.start("server", "start")
-        elif kind == "keeper":
+        elif kind == "watchdog":
             self._replace(owner)
             federation.join(owner)
         else:
