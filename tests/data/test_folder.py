@@ -256,3 +256,25 @@ def test_decoded_copies_are_their_owners_alone(root: Path, tmp_path: Path) -> No
     open_dataset(f"folder:{root}", size=4, test_fraction=0)
     (kept,) = (tmp_path / "home" / "folders").iterdir()
     assert kept.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_pipe_among_photographs_is_not_waited_for(root: Path) -> None:
+    put(root / "cat" / "a.png")
+    os.mkfifo(root / "cat" / "x.png")
+    with pytest.raises(PromptFedError, match=r"x\.png cannot be read as an image \(it is not a regular file\)"):
+        open_dataset(f"folder:{root}", size=4)
+    assert len(open_dataset(f"folder:{root}", size=4, skip_corrupt=True, test_fraction=0)) == 1
+
+
+def test_names_of_photographs_need_not_be_utf_8(root: Path) -> None:
+    put(root / "cat" / "a.png")
+    (root / "cat" / "a.png").rename(root / "cat" / os.fsdecode(b"\xff\xfe.png"))
+    assert len(open_dataset(f"folder:{root}", size=4, test_fraction=0)) == 1
+
+
+@pytest.mark.parametrize("name", [b"\xff\xfe", b"a\x1b[2Jb", b"a\nb"])
+def test_classes_whose_names_cannot_be_shown_are_refused(name: bytes, root: Path) -> None:
+    put(root / "cat" / "a.png")
+    (root / "cat").rename(root / os.fsdecode(name))
+    with pytest.raises(PromptFedError, match=r"Class '[ -~]+' of pets cannot be shown; rename it"):
+        open_dataset(f"folder:{root}", size=4, test_fraction=0)

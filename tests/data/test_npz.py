@@ -1,5 +1,8 @@
 """A user's own arrays in an .npz file."""
 
+import io
+import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +66,8 @@ def test_grey_images_and_label_columns_are_accepted(path: Path) -> None:
         ({"class_names": ["a", "b"]}, "class_names in .* has 2 names, but the numbers go up to 2"),
         ({"class_names": np.array(["a", None], object)}, r"is not an \.npz file of plain arrays"),
         ({"domain_train": [0, 0, 0]}, "lacks domain_test"),
+        ({"y_train": [0, 1, 10**8]}, "labels in .* go up to 100,000,000; number them from 0, without large gaps"),
+        ({"class_names": ["a", "b\x1b[2J", "c"]}, r"Class 'b\\x1b\[2J' of mine cannot be shown; rename it"),
         ({"y_train": np.array([0, 1, 2**63], np.uint64)}, "y_train in .* must hold whole numbers from 0"),
     ],
 )
@@ -103,3 +108,31 @@ def test_no_sides(path: Path) -> None:
         np.savez(path, **arrays)  # type: ignore[arg-type]
         with pytest.raises(PromptFedError, match=r"not an \.npz file of images"):
             read_sides(path)
+
+
+def test_a_file_that_would_fill_the_memory_is_refused_before_it_is_unpacked(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez_compressed(path, **split() | {"x_train": images(3000, 32, 32, 3)})
+    assert path.stat().st_size < 100_000
+    monkeypatch.setattr("promptfed.data.npz.memory", lambda: 1_000_000)
+    monkeypatch.setattr("promptfed.data.npz.np.load", None)
+    with pytest.raises(PromptFedError, match=r"unpacks to 9,21\d,\d+ bytes, more than half of the memory here"):
+        open_dataset(f"npz:{path}")
+
+
+def test_an_array_that_claims_more_than_it_holds_is_refused(path: Path) -> None:
+    np.savez(path, **split())
+    with zipfile.ZipFile(path, "a") as archive:
+        head = io.BytesIO()
+        about = {"descr": "|u1", "fortran_order": False, "shape": (10**12, 32, 32, 3)}
+        np.lib.format.write_array_header_1_0(head, about)
+        archive.writestr("x.npy", head.getvalue())
+    with pytest.raises(PromptFedError, match=r"x\.npy in .* claims more numbers than it holds"):
+        open_dataset(f"npz:{path}")
+
+
+def test_a_pipe_is_not_waited_for(path: Path) -> None:
+    os.mkfifo(path)
+    with pytest.raises(PromptFedError, match="is not a regular file"):
+        read_sides(path)

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import os
 import stat
 import zipfile
 from dataclasses import replace
@@ -164,3 +165,20 @@ def test_certificates_must_go_together(home: Path, north: Kit, tmp_path: Path, m
     monkeypatch.setattr("promptfed.sites.kits.datetime.datetime", Later)
     with pytest.raises(PromptFedError, match=r"The certificate in .* has expired"):
         read_kit(home / "kits" / "north.zip")
+
+
+@pytest.mark.parametrize(
+    "content", [b"[" * 60_000, b"\xff\xfe", b"null", b'"x"', b'{"site": 1}', b'{"site": "a", "site": NaN}', b""]
+)
+def test_a_bad_site_json_is_one_sentence(content: bytes, tmp_path: Path) -> None:
+    for name in ("rootCA.pem", "client.crt", "client.key"):
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "site.json").write_bytes(content)
+    with pytest.raises(PromptFedError, match=r"^site\.json in [^\n]*\.$"):
+        read_kit(tmp_path)
+
+
+def test_a_pipe_in_a_kit_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "site.json")
+    with pytest.raises(PromptFedError, match=r"site\.json in .* is not a regular file"):
+        read_kit(tmp_path)

@@ -142,3 +142,21 @@ def test_the_coordinator_is_told(tmp_path: Path) -> None:
     written(tmp_path / "home" / "south", "methods = ['pfedpg']")
     with pytest.raises(PromptFedError, match=r"south.*terms allow pfedpg, not fedavg"):
         coordinator.conduct(out, federation, exchange(tmp_path), ignore)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"clients": 10**9}, "the recipe has 1,000,000,000 clients, and federations have at most 10,000 sites"),
+        ({"client": 10**9}, "the request does not say which client this site is"),
+        ({"client": "0"}, "the request does not say which client this site is"),
+    ],
+)
+def test_absurd_numbers_of_clients_are_refused_before_memory_is_taken(
+    change: dict[str, object], sentence: str, tmp_path: Path
+) -> None:
+    text = recipe("fedavg").to_toml().replace("clients = 3", f"clients = {change.pop('clients', 3)}")
+    head = {"run": "x", "round": 0, "nonce": "0", "kind": "hello", "site": "north", "client": 0, "classes": []}
+    asked = Message(head | {"recipe": text} | change, {})
+    answer = wire.unpack(workers(tmp_path)["north"].answer(wire.pack(asked)), 2**30)
+    assert answer.head["error"] == sentence

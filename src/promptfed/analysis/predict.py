@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor
 
 from promptfed.backbones.cached import Cached
@@ -15,6 +16,7 @@ from promptfed.core import tree
 from promptfed.core.errors import PromptFedError
 from promptfed.core.extensions import LearnsWord
 from promptfed.core.method import Method, Task
+from promptfed.core.printable import printable
 from promptfed.core.tree import Tree
 from promptfed.data.batches import ClientData, Pool
 from promptfed.data.dataset import Color, Dataset, Images
@@ -193,7 +195,8 @@ def to_table(predictions: Sequence[Prediction]) -> Table:
         shown.add_column("or" if number == 0 else "")
     for prediction in predictions:
         (name, chance), *rest = prediction.classes
-        shown.add_row(str(prediction.file), name, f"{100 * chance:.1f} %", *(f"{n} {100 * p:.1f} %" for n, p in rest))
+        cells = (str(prediction.file), name, f"{100 * chance:.1f} %", *(f"{n} {100 * p:.1f} %" for n, p in rest))
+        shown.add_row(*(Text(printable(cell)) for cell in cells))  # names are no markup
     return shown
 
 

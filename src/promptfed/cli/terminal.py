@@ -4,6 +4,8 @@ import errno
 
 from rich.console import Console
 
+from promptfed.core.printable import printable
+
 console = Console()
 # the error numbers of a full disk, a file that is too large, and an exhausted quota
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
@@ -11,12 +13,12 @@ FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 def say(sentence: str) -> None:
     """Print a sentence as it is, never wrapped or coloured: people copy paths from it."""
-    console.print(sentence, soft_wrap=True, highlight=False, markup=False)
+    console.print(printable(sentence), soft_wrap=True, highlight=False, markup=False)
 
 
 def complain(sentence: str) -> None:
     """Print a sentence to standard error."""
-    Console(stderr=True).print(sentence, soft_wrap=True, highlight=False, markup=False)
+    Console(stderr=True).print(printable(sentence), soft_wrap=True, highlight=False, markup=False)
 
 
 def describe_os_error(error: OSError) -> str:

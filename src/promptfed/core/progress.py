@@ -8,6 +8,8 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from promptfed.core.printable import printable
+
 
 class Advance(Protocol):
     """Moves a bar on by `amount`, which may be a part of one, and writes a note beside it, if there is a new one."""
@@ -29,11 +31,17 @@ def bar(what: str, total: float, *, unit: str = "count") -> Iterator[Advance]:
     from rich.progress import DownloadColumn, TransferSpeedColumn
 
     amounts = [DownloadColumn(), TransferSpeedColumn()] if unit == "bytes" else [MofNCompleteColumn()]
-    columns = [TextColumn("{task.description}"), BarColumn(), *amounts, TimeElapsedColumn(), TextColumn("eta")]
+    columns = [
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        *amounts,
+        TimeElapsedColumn(),
+        TextColumn("eta"),
+    ]
     with Progress(
-        *columns, TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=Console(stderr=True)
+        *columns, TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False), console=Console(stderr=True)
     ) as p:
-        task = p.add_task(what, total=total, note="")
+        task = p.add_task(printable(what), total=total, note="")
         done, beside = 0.0, ""
 
         def advance(amount: float, note: str | None = None) -> None:

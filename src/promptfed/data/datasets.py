@@ -167,7 +167,11 @@ SIDES = {FashionShops.name: 32, FashionMnist.name: 32, Cifar10.name: 32, Cifar10
 
 def open_dataset(name: str, **chosen: object) -> Dataset:
     """Load a data set by name, with its options by name; `folder:PATH` and `npz:PATH` carry their path in the name."""
-    return find_dataset(name, chosen).load()
+    dataset = find_dataset(name, chosen).load()
+    for what, names in (("Class", dataset.classes), ("Domain", dataset.domain_names)):
+        if strange := [one for one in names if not one.isprintable()]:
+            raise PromptFedError(f"{what} {strange[0]!a} of {dataset.name} cannot be shown; rename it.")
+    return dataset
 
 
 def find_sides(name: str, **chosen: object) -> tuple[int, int]:

@@ -1,9 +1,11 @@
 """A user's own arrays in one .npz file."""
 
+import math
+import os
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +15,7 @@ from promptfed.data.dataset import Dataset, Images, Indices
 from promptfed.data.split import stratified
 
 Arrays = dict[str, NDArray[Any]]
+MOST_NUMBERS = 1_000_000  # of classes or domains: a name is made for each
 
 
 def read_npz(path: Path, test_fraction: float, seed: int) -> Dataset:
@@ -44,13 +47,13 @@ def read_npz(path: Path, test_fraction: float, seed: int) -> Dataset:
 
 def read_sides(path: Path) -> tuple[int, int]:
     """Return the height and width of the images, from the header of their array alone."""
+    if path.exists() and not path.is_file():
+        raise PromptFedError(f"{path} is not a regular file.")
     try:
         with zipfile.ZipFile(path) as archive:
             name = "x_train.npy" if "x_train.npy" in archive.namelist() else "x.npy"
             with archive.open(name) as array:
-                old = np.lib.format.read_magic(array) == (1, 0)
-                header = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
-                _, height, width = header(array)[0][:3]
+                _, height, width = _header(array)[0][:3]
     except FileNotFoundError as problem:
         raise PromptFedError(f"There is no file {path}.") from problem
     except (OSError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as problem:
@@ -70,10 +73,37 @@ def _read(path: Path, start: str = "") -> Arrays:
     if not path.is_file():
         raise PromptFedError(f"There is no file {path}.")
     try:
+        _check_room(path)
         with path.open("rb") as file, np.load(file) as opened:
             return {name: opened[name] for name in opened if name.startswith(start)}
     except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as problem:
         raise PromptFedError(f"{path} is not an .npz file of plain arrays.") from problem
+
+
+def _check_room(path: Path) -> None:
+    """Refuse a file that would fill the memory, or whose arrays claim more than it holds, before it is unpacked."""
+    with zipfile.ZipFile(path) as archive:
+        entries = [entry for entry in archive.infolist() if entry.filename.endswith(".npy")]
+        if (total := sum(entry.file_size for entry in entries)) > (most := memory() // 2):
+            raise PromptFedError(f"{path} unpacks to {total:,} bytes, more than half of the memory here ({most:,}).")
+        for entry in entries:
+            with archive.open(entry) as file:
+                shape, kind = _header(file)
+            if not kind.hasobject and math.prod(shape) * kind.itemsize > entry.file_size:
+                raise PromptFedError(f"{entry.filename} in {path} claims more numbers than it holds.")
+
+
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], "np.dtype[Any]"]:
+    """Return the shape and type of the array that begins here."""
+    old = np.lib.format.read_magic(file) == (1, 0)
+    read = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
+    shape, _, kind = read(file)
+    return shape, kind
+
+
+def memory() -> int:
+    """Return the bytes of this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**40
 
 
 def _pick(arrays: Arrays, name: str, path: Path) -> NDArray[Any]:
@@ -115,6 +145,9 @@ def _indices(arrays: Arrays, name: str, path: Path) -> Indices:
 def _names(arrays: Arrays, name: str, values: Indices, path: Path) -> tuple[str, ...]:
     """Return the names of the values 0 … max: those in the file, or the numbers themselves."""
     count = int(values.max(initial=-1)) + 1
+    if count > MOST_NUMBERS:
+        what = "labels" if name == "class_names" else "domains"
+        raise PromptFedError(f"The {what} in {path} go up to {count - 1:,}; number them from 0, without large gaps.")
     names = tuple(str(given) for given in arrays[name]) if name in arrays else tuple(map(str, range(count)))
     if len(names) < count:
         raise PromptFedError(f"{name} in {path} has {len(names)} names, but the numbers go up to {count - 1}.")

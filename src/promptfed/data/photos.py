@@ -72,7 +72,9 @@ class Album:
 
 def read_album(album: Album, size: int, skip_corrupt: bool, cache: str) -> Dataset:
     """Return the photographs at `size` × `size`; the decoded copy is kept under `cache` in the data home."""
-    place = hashlib.sha256(f"{album.root.resolve()}|{size}|{skip_corrupt}".encode()).hexdigest()[:16]
+    place = hashlib.sha256(
+        f"{album.root.resolve()}|{size}|{skip_corrupt}".encode(errors="surrogateescape")
+    ).hexdigest()[:16]
     kept, own = home() / cache / place, cache == OWN
     return cached(kept, _key(album), lambda target: _decode_all(album, size, skip_corrupt, target), own=own)
 
@@ -80,6 +82,8 @@ def read_album(album: Album, size: int, skip_corrupt: bool, cache: str) -> Datas
 def decode(path: Path, size: int | tuple[int, int]) -> Images:
     """Return one photograph, upright, in RGB on white where it is transparent, as uint8 [height, width, 3]."""
     height, width = (size, size) if isinstance(size, int) else size
+    if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
+        raise OSError("it is not a regular file")
     with Image.open(path) as opened:
         image: Image.Image = ImageOps.exif_transpose(opened)
         if image.mode.startswith("I"):  # 16-bit grey, which Pillow would clip rather than scale
@@ -103,7 +107,7 @@ def first(photos: Sequence[Photo], limit: int) -> list[Photo]:
 
 def _key(album: Album) -> str:
     """Return what changes whenever a photograph is added, removed, renamed, replaced or listed otherwise."""
-    content = hashlib.sha256(f"{album.name}|{album.classes}|{album.domains}\n".encode())
+    content = hashlib.sha256(f"{album.name}|{album.classes}|{album.domains}\n".encode(errors="surrogateescape"))
     for photo in album.photos:
         try:
             stat = photo.path.stat()
@@ -111,7 +115,9 @@ def _key(album: Album) -> str:
             raise PromptFedError(f'There is no file {photo.path}, which data set "{album.name}" lists.') from None
         known = f"{photo.test}|{photo.val}|{photo.domain}|{photo.label}"
         content.update(
-            f"{photo.path.as_posix()}|{stat.st_size}|{stat.st_mtime_ns}|{stat.st_ctime_ns}|{known}\n".encode()
+            f"{photo.path.as_posix()}|{stat.st_size}|{stat.st_mtime_ns}|{stat.st_ctime_ns}|{known}\n".encode(
+                errors="surrogateescape"  # a name need not be UTF-8
+            )
         )
     return content.hexdigest()[:32]
 

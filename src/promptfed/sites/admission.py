@@ -10,6 +10,7 @@ from promptfed.sites.terms import Terms
 from promptfed.sites.wire import Refused
 
 ASKED = "asked.toml"
+MOST_SITES = 10_000
 
 
 def admit(text: str, folder: Path, terms: Terms, *, foreign_methods: bool) -> Recipe:
@@ -17,6 +18,10 @@ def admit(text: str, folder: Path, terms: Terms, *, foreign_methods: bool) -> Re
     if not foreign_methods:
         _refuse_foreign(text)
     recipe = read_recipe(text, "the coordinator")
+    if recipe.clients > MOST_SITES:  # lists of them all would fill the memory
+        raise Refused(
+            f"the recipe has {recipe.clients:,} clients, and no federation has more than {MOST_SITES:,} sites"
+        )
     terms.check(recipe)
     if recipe.guards.get("noise") and recipe.guards["entropy"] != "system":
         raise Refused("noise that the coordinator can compute hides nothing; set guards.entropy=system")

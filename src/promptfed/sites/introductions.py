@@ -64,6 +64,8 @@ def _check(most: int, site: str, answer: Message) -> None:
     classes, shape = answer.head.get("classes"), answer.head.get("shape")
     if not (isinstance(classes, list) and classes and all(isinstance(name, str) for name in classes)):
         raise Refused("it does not name its classes")
+    if not all(name.isprintable() for name in classes):
+        raise Refused("its classes have names that cannot be shown")
     if not (isinstance(shape, list) and len(shape) == 2 and all(type(side) is int for side in shape)):
         raise Refused("it does not say how large its images are")
     for key, what in (("train", "training"), ("test", "test")):

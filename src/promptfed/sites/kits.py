@@ -13,6 +13,7 @@ import datetime
 import json
 import re
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -76,6 +77,8 @@ def _folder_files(folder: Path) -> dict[str, bytes]:
         first = next((inner for inner in sorted(path.rglob("*")) if inner.is_file()), path) if path.is_dir() else path
         name = first.relative_to(folder).as_posix()
         _refuse_foreign(name, first.stat().st_size, folder)
+        if not path.is_file():  # reading a pipe would wait for its writer
+            raise PromptFedError(f"{name} in {folder} is not a regular file.")
         found[name] = path.read_bytes()
     return found
 
@@ -91,8 +94,11 @@ def _archive_files(path: Path) -> dict[str, bytes]:
                 continue
             name = entry.filename.partition("/")[2] or entry.filename
             _refuse_foreign(name, entry.file_size, path)
-            with archive.open(entry) as file:
-                found[name] = file.read(LARGEST_FILE)
+            try:
+                with archive.open(entry) as file:
+                    found[name] = file.read(LARGEST_FILE)
+            except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # damaged, or encrypted
+                raise PromptFedError(f"{name} in {path} cannot be unpacked; ask for a new kit.") from error
     return found
 
 
@@ -112,7 +118,7 @@ def _read_about(content: bytes, path: Path) -> tuple[str, str, str, int]:
     """Return the names and the address in site.json, if they are names and an address."""
     try:
         about = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PromptFedError(f"{ABOUT} in {path} is not valid JSON.") from error
     fields = {"site": NAME, "federation": NAME, "coordinator": HOST, "port": None}
     if not isinstance(about, dict) or about.keys() != fields.keys():

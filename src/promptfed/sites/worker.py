@@ -34,7 +34,7 @@ from promptfed.federation.guards.accountant import Accountant
 from promptfed.federation.store import read_tree, write_tree
 from promptfed.runs.site_model import write_model
 from promptfed.sites import terms, wire
-from promptfed.sites.admission import admit
+from promptfed.sites.admission import MOST_SITES, admit
 from promptfed.sites.client_run import ClientRun, build_client_run, own_data, relabelled
 from promptfed.sites.disclosure import Disclosure, Purpose, digest
 from promptfed.sites.identity import load_identity
@@ -111,6 +111,8 @@ class Worker:
             raise Refused("the request does not name a round")
         wire.check_finite(message.tree)
         folder = self.home / "runs" / head["run"]
+        if type(head["client"]) is not int or not 0 <= head["client"] < MOST_SITES:
+            raise Refused("the request does not say which client this site is")
         make_private(self.home)
         run = self._client_run(head, folder)
         if head["round"] > (last := terms.total_rounds(run.recipe)):
