@@ -147,7 +147,7 @@ def test_the_coordinator_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"clients": 10**9}, "the recipe has 1,000,000,000 clients, and federations have at most 10,000 sites"),
+        ({"clients": 10**9}, "the recipe has 1,000,000,000 clients, and no federation has more than 10,000 sites"),
         ({"client": 10**9}, "the request does not say which client this site is"),
         ({"client": "0"}, "the request does not say which client this site is"),
     ],

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 from torch import Tensor
 
 from promptfed.backbones.cached import Cached
@@ -196,7 +196,7 @@ def to_table(predictions: Sequence[Prediction]) -> Table:
     for prediction in predictions:
         (name, chance), *rest = prediction.classes
         cells = (str(prediction.file), name, f"{100 * chance:.1f} %", *(f"{n} {100 * p:.1f} %" for n, p in rest))
-        shown.add_row(*(Text(printable(cell)) for cell in cells))  # names are no markup
+        shown.add_row(*(escape(printable(cell)) for cell in cells))  # names are no markup
     return shown
 
 

@@ -19,8 +19,7 @@ def private(path: str, flags: int) -> int:
 
 def make_private(folder: Path) -> None:
     """Make a folder that only its owner may read; one that is there keeps its rights."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.mkdir(mode=0o700, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
