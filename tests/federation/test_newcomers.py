@@ -231,7 +231,7 @@ def test_the_report_shows_newcomers_beside_founders(done: Result) -> None:
     accuracy, each = done.summary["accuracy"], done.summary["accuracy"]["per_client"]
     assert f"joined in round 3; founders {50 * sum(each[:2]):.2f} %" in page
     assert "newcomers join</text>" in page
-    assert "Vertical line: newcomers join in round 3;" in page
+    assert "Vertical line: newcomers join in round 3 and count from then on." in page
     run = read_run(done.folder)
     assert (run.joined, run.newcomers) == (3, accuracy["newcomers"])
     assert run.adapts == (each != accuracy["before"]["per_client"])
