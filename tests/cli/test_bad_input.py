@@ -84,7 +84,7 @@ KEYS = {
     "negative alpha": (["partition.name=dirichlet", "partition.alpha=-1"], "partition.alpha", "-1"),
     "too many a round": (["per_round=5"], "per_round=5 is more than clients=4", ""),
     "too many clients": (["clients=1000"], "1000 clients", ""),
-    "no key=value": (["rounds"], '"rounds" is no key=value', "rounds=20"),
+    "no key=value": (["rounds"], '"rounds" is not key=value', "rounds=20"),
     "empty sweep": (["seed=[]"], "seed", ""),
     "unknown device": (["device=gpu"], 'Unknown device "gpu"', "did you mean"),
     "no such processor": (["device=cpu:one"], "cpu:one", ""),

@@ -48,7 +48,7 @@ def expand(content: NestedTable, overrides: Sequence[str], where: str) -> list[R
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals:
-            raise PromptFedError(f'"{override}" is no key=value; write for example rounds=20 or method.lr=0.01.')
+            raise PromptFedError(f'"{override}" is not key=value; write for example rounds=20 or method.lr=0.01.')
         changes.append((key.strip(), nested.read_value(text)))
     for key, value in sorted(changes, key=lambda change: not change[0].endswith(".name")):
         part = key.removesuffix(".name")

@@ -22,7 +22,7 @@ SHOWN, SIDE = 8, 64  # images of each domain on the sheet, and their pixels per 
 def show(loop: Loop, dataset: Dataset, folder: Path) -> None:
     """Write domains.json and the sheet into `folder`, if the run's method sorts images by domain.
 
-    Every domain's test images, those of an unseen one included, are told apart by the server's model, and answered
+    Every domain's test images, those of an unseen one included, are sorted by the server's model, and answered
     under each domain's key alone and under the key that the model chooses.
     """
     with torch.no_grad():
