@@ -95,7 +95,7 @@ def test_the_servers_words_need_neither_images_nor_clients(relic: FinishedRun, t
 def test_a_word_sees_nothing_in_an_image(relic: FinishedRun, tmp_path: Path) -> None:
     done = promptfed("predict", relic.folder, tmp_path / "photo.png", "--client", 0)
     assert done.code == 2
-    assert "is a run of relic, which learns a word, not classes; use promptfed generate." in done.err
+    assert "is a run of relic, which learns a word, not classes; use promptfed generate or export." in done.err
 
 
 def test_a_clients_word_is_made_its_own_by_its_branches(relic: FinishedRun, tmp_path: Path) -> None:

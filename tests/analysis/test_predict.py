@@ -210,7 +210,7 @@ def test_mistakes_get_one_sentence(done: Result, own: tuple[list[Path], list[int
     assert ask(tmp_path / "nowhere", image).endswith(f"There is no model {tmp_path / 'nowhere'}.\n")
     (tmp_path / "here-b62fe227").mkdir()
     assert ask(tmp_path / "here", image).endswith(f'; did you mean "{tmp_path / "here-b62fe227"}"?\n')
-    assert "neither recipe.toml nor model.safetensors" in ask(tmp_path, image)
+    assert "neither bundle.json nor recipe.toml nor model.safetensors" in ask(tmp_path, image)
     assert "is not a model; give model.safetensors" in ask(run / "recipe.toml", image)
     assert "choose one with --client 0 … 3." in ask(run, image)
     assert "has clients 0 to 3, not 9." in ask(run, image, "--client", 9)

@@ -28,6 +28,8 @@ COMMANDS: tuple[list[str], ...] = (
     ["demo"],
     ["compare"],
     ["report"],
+    ["bundle"],
+    ["forget"],
     ["generate"],
     ["export"],
     ["predict"],

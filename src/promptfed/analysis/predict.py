@@ -1,8 +1,8 @@
-"""What a trained model predicts for images: a site's model after a run, or that of a client of a simulated run."""
+"""What a trained model predicts for images: a site's model, a client's in a simulated run, or one of a bundle."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +11,15 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
+from promptfed.analysis.bundle.contents import ABOUT, Bundle, open_bundle, read_client
 from promptfed.backbones.cached import Cached
+from promptfed.backbones.pretrained import fingerprint
 from promptfed.core import tree
 from promptfed.core.errors import PromptFedError
 from promptfed.core.extensions import LearnsWord
 from promptfed.core.method import Method, Task
 from promptfed.core.printable import printable
+from promptfed.core.protocols import Backbone, Batch
 from promptfed.core.tree import Tree
 from promptfed.data.batches import ClientData, Pool
 from promptfed.data.dataset import Color, Dataset, Images
@@ -46,6 +49,22 @@ class Model:
     seed: int
     round: int
     device: torch.device
+    ready: bool = False  # whether `prepare` has been done
+
+    def batch(self, images: Images) -> tuple[Task, Batch]:
+        """Return images [N, H, W, 3] as its client sees them in testing, and the task as its method does."""
+        task, backbone = self.task, self.task.backbone
+        pool = Pool(_dataset(images, task.classes, self.mean, self.std), self.device)
+        if self.method.traits.reads == "features":
+            features = backbone.features({}, pool.images(torch.arange(len(images), device=self.device)))
+            pool = Pool(_dataset(images, task.classes), self.device, features)
+            task = Task(Cached(backbone), task.classes, task.num_clients)
+        batch = next(iter(_data(self, task, pool, len(images)).batches("test", size=len(images), ordered=True)))
+        return task, tree.drop(batch, ["y"])
+
+    def prepared(self, task: Task) -> Tree:
+        """Return its parameters with all that can be computed before there are images."""
+        return self.params if self.ready else self.method.prepare(task, self.params)
 
 
 @dataclass(frozen=True)
@@ -57,7 +76,19 @@ class Prediction:
 
 
 def load(source: Path, client: int | None = None, device: str = "auto") -> Model:
-    """Return the model at `source`: model.safetensors, the folder of a site's run, or a client's in a simulated run."""
+    """Return the model at `source`: a site's, or a client's in a bundle or in a simulated run."""
+    folder = find_folder(source, device)
+    if (folder / ABOUT).is_file():
+        return _bundled_model(folder, client, device)
+    if (folder / names.RECIPE).is_file():
+        return client_model(open_classifier(folder, device), client)
+    if client is not None:
+        raise PromptFedError(f"{folder} has the model of one site; leave out --client.")
+    return site_model(folder, device)
+
+
+def find_folder(source: Path, device: str) -> Path:
+    """Return the folder of the bundle, the run or the site's model at `source`, or say why it has no model."""
     config.check_device(device)
     if not source.exists():
         near = sorted(source.parent.glob(f"{source.name}-*"))
@@ -65,30 +96,81 @@ def load(source: Path, client: int | None = None, device: str = "auto") -> Model
         raise PromptFedError(f"There is no model {source}{hint}")
     folder = source if source.is_dir() else source.parent
     if source.is_file() and source.name != MODEL:
-        raise PromptFedError(f"{source} is not a model; give {MODEL} or a run folder.")
+        raise PromptFedError(f"{source} is not a model; give {MODEL}, a bundle or a run folder.")
     if over_sites(folder):
         raise PromptFedError(f"{folder} is the coordinator's side of a run; the models are at the sites.")
-    if (folder / names.RECIPE).is_file():
-        run = open_run(folder, device)
-        _check_classifies(folder, run.recipe, run.method)
-        return _client_model(run, client)
-    if not (folder / MODEL).is_file():
+    if not any((folder / name).is_file() for name in (ABOUT, names.RECIPE, MODEL)):
         started = any((folder / name).exists() for name in ("versions", "once.safetensors"))
-        what = "is not finished: it has no" if started else "is not a run folder: it has neither recipe.toml nor"
+        what = "is not finished: it has no" if started else f"has no model: neither {ABOUT} nor recipe.toml nor"
         raise PromptFedError(f"{folder} {what} {MODEL}.")
-    if client is not None:
-        raise PromptFedError(f"{folder} has the model of one site; leave out --client.")
-    return _site_model(folder, device)
+    return folder
+
+
+def open_classifier(folder: Path, device: str) -> FinishedRun:
+    """Open a finished run whose method knows classes."""
+    run = open_run(folder, device)
+    _check_classifies(folder, run.recipe, run.method)
+    return run
 
 
 def _check_classifies(folder: Path, recipe: Recipe, method: Method) -> None:
     """Refuse a run whose method knows no classes."""
     if isinstance(method, LearnsWord):
         name = recipe.method["name"]
-        raise PromptFedError(f"{folder} is a run of {name}, which learns a word, not classes; use promptfed generate.")
+        raise PromptFedError(
+            f"{folder} is a run of {name}, which learns a word, not classes; use promptfed generate or export."
+        )
 
 
-def _site_model(folder: Path, device: str) -> Model:
+def _bundled_model(folder: Path, client: int | None, device: str) -> Model:
+    """Return the model of a bundle's client; a bundle of one client needs no number."""
+    bundle, place = open_bundle(folder), pick_device(device)
+    numbers = ", ".join(map(str, bundle.clients))
+    if client is None and len(bundle.clients) > 1:
+        raise PromptFedError(f"{folder} has a model for every client; choose one with --client: {numbers}.")
+    number = next(iter(bundle.clients)) if client is None else client
+    if number not in bundle.clients:
+        raise PromptFedError(f"{folder} has no client {number}; it has {numbers}.")
+    recipe = Recipe(
+        seed=bundle.seed,
+        clients=bundle.trained,
+        method=dict(bundle.method),
+        prompt=dict(bundle.prompt),
+        backbone=dict(bundle.backbone),
+    )
+    facts = {name: torch.tensor(value) for name, value in bundle.clients[number].facts.items()}
+    return Model(
+        method=config.build_method(recipe),
+        task=_bundled_task(folder, bundle, recipe, place),
+        params=tree.to(read_client(folder, bundle, number), place),
+        shape=bundle.shape,
+        mean=bundle.mean,
+        std=bundle.std,
+        facts=tree.to(facts, place),
+        seed=bundle.seed,
+        round=bundle.round,
+        device=place,
+        ready=True,
+    )
+
+
+def _bundled_task(folder: Path, bundle: Bundle, recipe: Recipe, place: torch.device) -> Task:
+    """Return the task of a bundle, or refuse a frozen backbone that is not the one it was trained with."""
+    task = make_task(recipe, bundle.shape, bundle.classes, torch.device("cpu"))
+    if frozen_fingerprint(task.backbone) != bundle.fingerprint:
+        weights = bundle.backbone.get("weights", bundle.backbone["name"])
+        raise PromptFedError(f"The weights of {weights} are not those that {folder} was made with; restore those.")
+    return task if place.type == "cpu" else replace(task, backbone=task.backbone.to(place))
+
+
+def frozen_fingerprint(backbone: Backbone) -> str:
+    """Return what changes with the frozen weights of a backbone on the CPU, its text tower's too; empty without any."""
+    own = backbone.fingerprint
+    return fingerprint(getattr(backbone, "spelled", {}), own) if own else ""
+
+
+def site_model(folder: Path, device: str) -> Model:
+    """Return the model that a site has kept."""
     found = read_model(folder)
     method = config.build_method(found.recipe)
     _check_classifies(folder, found.recipe, method)
@@ -107,7 +189,7 @@ def _site_model(folder: Path, device: str) -> Model:
     )
 
 
-def _client_model(run: FinishedRun, client: int | None) -> Model:
+def client_model(run: FinishedRun, client: int | None) -> Model:
     """Return the model a client of a simulated run deploys; without a client, the server's own, if there is one."""
     params = run.method.deploy(run.task, run.server) if client is None else run.deployed(client)
     if client is None and not params:
@@ -145,16 +227,9 @@ def predict(model: Model, files: Sequence[Path], top: int = 3) -> list[Predictio
 
 def probabilities(model: Model, images: Images) -> Tensor:
     """Return the probability of every class [N, classes] for images [N, H, W, 3] of the model's size."""
-    method, task, backbone = model.method, model.task, model.task.backbone
-    pool = Pool(_dataset(images, task.classes, model.mean, model.std), model.device)
     with torch.no_grad():
-        if method.traits.reads == "features":
-            features = backbone.features({}, pool.images(torch.arange(len(images), device=model.device)))
-            pool = Pool(_dataset(images, task.classes), model.device, features)
-            task = Task(Cached(backbone), task.classes, task.num_clients)
-        batch = next(iter(_data(model, task, pool, len(images)).batches("test", size=len(images), ordered=True)))
-        params = method.prepare(task, model.params)
-        logits = method.predict(task, params, tree.drop(batch, ["y"]))
+        task, batch = model.batch(images)
+        logits = model.method.predict(task, model.prepared(task), batch)
     return logits.float().softmax(-1).cpu()
 
 

@@ -8,11 +8,12 @@ import sys
 
 import typer
 
-from promptfed.cli.analysis import audit, compare, export, figure, generate, predict, quality, report
+from promptfed.cli.analysis import audit, compare, export, figure, generate, quality, report
 from promptfed.cli.listing import check, data_app, doctor, list_
 from promptfed.cli.sites import app as sites_app
 from promptfed.cli.terminal import complain, describe_os_error
 from promptfed.cli.training import demo, reproduce, run
+from promptfed.cli.using import bundle, forget, predict
 from promptfed.core.errors import PromptFedError
 
 app = typer.Typer(
@@ -23,7 +24,21 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, demo, reproduce, compare, report, generate, export, predict, quality, audit, figure):
+for command in (
+    run,
+    demo,
+    reproduce,
+    compare,
+    report,
+    bundle,
+    predict,
+    forget,
+    generate,
+    export,
+    quality,
+    audit,
+    figure,
+):
     app.command()(command)
 app.command("list")(list_)
 app.command()(check)

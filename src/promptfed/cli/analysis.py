@@ -1,4 +1,4 @@
-"""Commands on finished runs: tables, reports, pictures, measurements, predictions."""
+"""Commands on finished runs: tables, reports, pictures, measurements."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -9,7 +9,7 @@ import typer
 
 from promptfed.analysis.figures import FIGURES
 from promptfed.cli.arguments import Dirs, Form, Format, print_sentences, print_table, show_runs
-from promptfed.cli.terminal import console, say
+from promptfed.cli.terminal import say
 
 if TYPE_CHECKING:
     from promptfed.results.report import RunFolder
@@ -154,29 +154,6 @@ def export(
     run = open_words(folder, device) if client is None else open_run(folder, device)
     word = export_word(run, out, token=token, client=client, prompt=prompt)
     say(f"{out}: {token} has {len(word)} × {word.shape[-1]} numbers.")
-
-
-def predict(
-    model: Annotated[Path, typer.Argument(help="model.safetensors, or the folder of a site's run or a simulated run.")],
-    images: Annotated[list[Path], typer.Argument(help="Image files.", metavar="IMAGE...")],
-    client: Annotated[int | None, typer.Option(help="In a simulated run, the client whose model to use.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="Classes to show for each image.")] = 3,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
-) -> None:
-    """Classify images with a trained model; show the most likely classes.
-
-    promptfed predict kits/street/state/runs/RUN photo.jpg
-    promptfed predict runs/pfedpt-fashion-shops-1 --client 3 photo.jpg
-    """
-    from promptfed.analysis.predict import load, to_json, to_table
-    from promptfed.analysis.predict import predict as ask
-
-    answers = ask(load(model, client, device), images, top)
-    if as_json:
-        typer.echo(to_json(answers))
-    else:
-        console.print(to_table(answers))
 
 
 def quality(

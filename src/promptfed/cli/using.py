@@ -1,0 +1,67 @@
+"""Commands that use what was trained: bundles and predictions."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from promptfed.cli.terminal import console, say
+
+
+def bundle(
+    folder: Annotated[Path, typer.Argument(help="The folder of a finished run, or of a site's run.", metavar="RUN")],
+    out: Annotated[Path, typer.Option(help="The new folder.", metavar="DIR")],
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+) -> None:
+    """Write all that it takes to answer for every client of a finished run, and nothing else, to a new folder.
+
+    promptfed bundle runs/pfedpt-fashion-shops-1 --out bundles/shops
+    promptfed predict bundles/shops --client 3 photo.jpg
+    """
+    from promptfed.analysis.bundle.making import make_bundle
+
+    made = make_bundle(folder, out, device)
+    clients = f"{len(made.clients)} clients" if len(made.clients) > 1 else "1 client"
+    say(f"{out}: {clients} of {made.method['name']}, {(made.shared.bytes + made.rows.bytes) / 1e6:.1f} MB")
+
+
+def forget(
+    folder: Annotated[Path, typer.Argument(help="A bundle.", metavar="BUNDLE")],
+    client: Annotated[int, typer.Option(help="The client to remove.")],
+) -> None:
+    """Remove a client from a bundle; the answers of the others stay the same.
+
+    promptfed forget bundles/shops --client 7
+    """
+    from promptfed.analysis.bundle.forgetting import forget as remove
+
+    left = remove(folder, client)
+    say(f"{folder}: client {client} is removed; {len(left.clients)} left")
+
+
+def predict(
+    model: Annotated[
+        Path, typer.Argument(help="A bundle, model.safetensors, or the folder of a site's run or a simulated run.")
+    ],
+    images: Annotated[list[Path], typer.Argument(help="Image files.", metavar="IMAGE...")],
+    client: Annotated[
+        int | None, typer.Option(help="In a bundle or a simulated run, the client whose model to use.")
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="Classes to show for each image.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+) -> None:
+    """Classify images with a trained model; show the most likely classes.
+
+    promptfed predict bundles/shops --client 3 photo.jpg
+    promptfed predict kits/street/state/runs/RUN photo.jpg
+    promptfed predict runs/pfedpt-fashion-shops-1 --client 3 photo.jpg
+    """
+    from promptfed.analysis.predict import load, to_json, to_table
+    from promptfed.analysis.predict import predict as ask
+
+    answers = ask(load(model, client, device), images, top)
+    if as_json:
+        typer.echo(to_json(answers))
+    else:
+        console.print(to_table(answers))

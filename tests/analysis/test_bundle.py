@@ -1,0 +1,381 @@
+"""Bundles: they answer as the run does, hold nothing else, notice damage, and forget a client exactly."""
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+
+from promptfed.analysis import predict
+from promptfed.analysis.bundle import contents, forgetting
+from promptfed.analysis.bundle.contents import open_bundle, read_client, read_row
+from promptfed.analysis.bundle.forgetting import forget
+from promptfed.analysis.bundle.making import make_bundle
+from promptfed.core.errors import PromptFedError
+from promptfed.core.files import held
+from promptfed.runs import config, runner
+from promptfed.runs.finished import open_run
+from promptfed.sites import coordinator
+from promptfed.sites.settings import Federation
+from promptfed.sites.worker import Worker
+from support.command import environment, promptfed, sentence
+from support.sites_in_threads import Threads
+from support.tiny_runs import tiny, write_images
+
+CLIENTS = 4
+FAST = ("device=cpu", "rounds=2", "evaluate.after=false")
+SMALL = ("fedavg", "pfedpt", "fedbabu", "fedrep", "fedrod", "fedmtl", "moon")  # on a tiny backbone that is trained
+FROZEN = {
+    "pfedpg": "vit",
+    "head-probe": "vit",
+    "vit-full": "vit",
+    "promptfl": "clip",
+    "fedapt": "clip",
+    "fed-cocoop": "clip",
+    "clip-zs": "clip",
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bundles")
+    write_images(folder / "small.npz")
+    write_images(folder / "large.npz", count=48, side=32)
+    return folder
+
+
+def train(base: Path, name: str, *more: str) -> Path:
+    """Return the folder of a finished run, trained unless it is there."""
+    method, folder = name.removesuffix("+pt"), base / name
+    words = [*tiny(base / "small.npz"), *FAST, *(["prompt.kind=frame", "prompt.size=1"] if method != name else [])]
+    if name in FROZEN:
+        words = [f"data.name=npz:{base / 'large.npz'}", f"clients={CLIENTS}", "partition.name=iid", *FAST]
+        words = [*words, f"backbone.name={FROZEN[name]}", *(["method.epochs=1"] if name != "clip-zs" else [])]
+    if not folder.exists():
+        runner.run(method, out=folder, overrides=(*words, *more))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(base: Path) -> Path:
+    return train(base, "pfedpt")
+
+
+@pytest.fixture(scope="module")
+def made(run: Path, base: Path) -> Path:
+    make_bundle(run, base / "made", "cpu")
+    return base / "made"
+
+
+@pytest.fixture
+def own(made: Path, tmp_path: Path) -> Path:
+    """Return a copy that a test may change."""
+    shutil.copytree(made, tmp_path / "own")
+    return tmp_path / "own"
+
+
+def noise(count: int, shape: tuple[int, int]) -> Any:
+    return np.random.default_rng(7).integers(0, 256, (count, *shape, 3), np.uint8)
+
+
+def answers(source: Path, client: int | None, count: int = 5) -> torch.Tensor:
+    model = predict.load(source, client, "cpu")
+    return predict.probabilities(model, noise(count, model.shape))
+
+
+def fails(source: Path, client: int | None = 0) -> str:
+    with pytest.raises(PromptFedError) as raised:
+        answers(source, client)
+    return str(raised.value)
+
+
+# -- the same answers ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*SMALL, "moon+pt", *FROZEN])
+def test_a_bundle_answers_as_the_run_to_the_last_bit(base: Path, name: str) -> None:
+    folder, out = train(base, name), base / f"{name}.bundle"
+    make_bundle(folder, out, "cpu")
+    for client in range(CLIENTS):
+        for count in (1, 7):
+            assert torch.equal(answers(out, client, count), answers(folder, client, count))
+    names = open_bundle(out).order
+    assert not [one for one in names if one.startswith(("velocity.", "last.", "bank.", "toward."))]
+    assert "context" not in names or name == "fed-cocoop"  # its text features are computed already
+
+
+def test_what_all_clients_have_in_common_is_stored_once(base: Path, made: Path) -> None:
+    with safe_open(made / contents.SHARED, "pt") as shared, safe_open(made / contents.CLIENTS, "pt") as rows:
+        assert "head.weight" in shared.keys()  # noqa: SIM118
+        assert sorted(rows.keys()) == ["prompt.down", "prompt.left", "prompt.right", "prompt.up"]
+        assert {rows.get_slice(name).get_shape()[0] for name in rows.keys()} == {CLIENTS}  # noqa: SIM118
+
+
+def test_bundle_json_says_what_it_is_and_nothing_of_the_images(run: Path, made: Path, base: Path) -> None:
+    about = json.loads((made / contents.ABOUT).read_text())
+    summary = json.loads((run / "summary.json").read_text())
+    assert (about["format"], about["method"]["name"], about["round"]) == (1, "pfedpt", 2)
+    assert [one["accuracy"] for one in about["clients"].values()] == summary["accuracy"]["per_client"]
+    assert [one["facts"] for one in about["clients"].values()] == [{"client": client} for client in range(CLIENTS)]
+    assert about["classes"] == ["0", "1", "2", "3"]
+    assert str(base) not in (made / contents.ABOUT).read_text()
+    assert sorted(path.name for path in made.iterdir()) == [contents.ABOUT, contents.CLIENTS, contents.SHARED]
+
+
+def test_a_bundle_needs_neither_the_run_nor_its_images(base: Path, tmp_path: Path) -> None:
+    images = write_images(tmp_path / "gone.npz")
+    ran = runner.run("fedbabu", out=tmp_path / "run", overrides=(*tiny(images), *FAST))
+    make_bundle(ran.folder, tmp_path / "made", "cpu")
+    before = answers(ran.folder, 1)
+    shutil.rmtree(ran.folder)
+    images.unlink()
+    assert torch.equal(answers(tmp_path / "made", 1), before)
+
+
+def test_one_clients_row_is_read_without_the_others(own: Path) -> None:
+    bundle, path = open_bundle(own), own / contents.CLIENTS
+    content, row = bytearray(path.read_bytes()), read_row(own, bundle, 3)
+    place = content.index(contents.raw(row["prompt.up"]))
+    content[place] ^= 1
+    path.write_bytes(content)
+    assert "is damaged" in fails(own, 3)
+    assert read_client(own, bundle, 2).keys() == set(bundle.order)
+
+
+# -- writing ------------------------------------------------------------------------------------------------------
+
+
+def test_a_bundle_is_written_whole_or_not_at_all(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("promptfed.analysis.bundle.making.write_about", full)
+    with pytest.raises(OSError, match="No space"):
+        make_bundle(run, tmp_path / "made", "cpu")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_bundled_gets_one_sentence(run: Path, made: Path, tmp_path: Path) -> None:
+    def ask(*words: object) -> str:
+        return sentence(promptfed("bundle", *words))
+
+    assert "exists already; give another --out" in ask(run, "--out", made)
+    assert "is a bundle already" in ask(made, "--out", tmp_path / "out")
+    assert "There is no model" in ask(tmp_path / "nowhere", "--out", tmp_path / "out")
+    assert "has no model: neither bundle.json" in ask(tmp_path, "--out", tmp_path / "out")
+    assert 'Unknown device "gpu"' in ask(run, "--out", tmp_path / "out", "--device", "gpu")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_backbone_with_other_weights_is_refused(base: Path, tmp_path: Path) -> None:
+    out = tmp_path / "made"
+    bundle = make_bundle(train(base, "promptfl"), out, "cpu")
+    assert len(bundle.fingerprint) == 64
+    contents.write_about(out, replace(bundle, fingerprint="0" * 64))
+    assert "The weights of embedded are not those" in fails(out)
+
+
+# -- damage -------------------------------------------------------------------------------------------------------
+
+
+def flips(folder: Path, count: int) -> Iterator[tuple[Path, bytes, bytes]]:
+    """Yield files with one bit flipped, spread over all files of a folder."""
+    draw, files = random.Random(0), sorted(folder.iterdir())
+    for number in range(count):
+        path = files[number % len(files)]
+        content = bytearray(before := path.read_bytes())
+        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+        yield path, before, bytes(content)
+
+
+def test_a_flipped_bit_is_noticed_or_harmless(own: Path) -> None:
+    right, noticed, files = answers(own, 1), 0, set()
+    for path, before, after in flips(own, 600):
+        path.write_bytes(after)
+        try:
+            assert torch.equal(answers(own, 1), right)  # a bit of another client's row
+            assert path.name == contents.CLIENTS
+        except PromptFedError as error:
+            noticed += 1
+            assert str(path) in str(error)
+        files.add(path.name)
+        path.write_bytes(before)
+    assert files == {contents.ABOUT, contents.SHARED, contents.CLIENTS}
+    assert noticed > 400
+    assert torch.equal(answers(own, 1), right)
+
+
+def test_forgetting_checks_every_bit_of_the_rows(own: Path) -> None:
+    for path, before, after in flips(own, 150):
+        if path.name != contents.SHARED:
+            path.write_bytes(after)
+            with pytest.raises(PromptFedError, match="is damaged|has format"):
+                forget(own, 0)
+            path.write_bytes(before)
+    assert list(open_bundle(own).clients) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name", [contents.ABOUT, contents.SHARED, contents.CLIENTS])
+def test_a_missing_or_shortened_file_gets_one_sentence(own: Path, name: str, tmp_path: Path) -> None:
+    photo = tmp_path / "photo.png"
+    Image.fromarray(noise(1, (8, 8))[0]).save(photo)
+    path = own / name
+    for content in (path.read_bytes()[:-1], path.read_bytes()[:20], b"", path.read_bytes() + b" "):
+        path.write_bytes(content)
+        assert "is damaged" in sentence(promptfed("predict", own, photo, "--client", 0))
+    path.unlink()
+    said = sentence(promptfed("predict", own, photo, "--client", 0))
+    assert ("has no model: neither bundle.json" if name == contents.ABOUT else f"{path} is missing") in said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[]", "is damaged"),
+        ("{}", "has format None"),
+        ('{"format": 2}', "has format 2; this version of PromptFed reads format 1"),
+        ('{"format": 1}', "is damaged"),
+        ('{"format": 1, "sha256": "0"}', "is damaged"),
+        ("[" * 100_000, "is damaged"),
+        ("no json", "is damaged"),
+    ],
+)
+def test_a_foreign_bundle_json_gets_one_sentence(own: Path, text: str, said: str) -> None:
+    (own / contents.ABOUT).write_text(text)
+    assert said in fails(own)
+    assert said in sentence(promptfed("forget", own, "--client", 0))
+
+
+def test_a_sealed_bundle_json_that_describes_no_bundle_is_refused(own: Path) -> None:
+    about = json.loads((own / contents.ABOUT).read_text())
+    del about["sha256"]
+    outside = about | {"rows": about["rows"] | {"name": "../clients.safetensors"}}
+    for wrong in ({"format": 1}, outside, about | {"more": 1}, about | {"shape": 3}, about | {"clients": {"a": {}}}):
+        (own / contents.ABOUT).write_text(contents._sealed(wrong))
+        assert "is damaged" in fails(own)
+
+
+# -- forgetting ---------------------------------------------------------------------------------------------------
+
+
+def test_a_forgotten_client_is_gone_and_the_others_stay(own: Path) -> None:
+    before = {client: answers(own, client) for client in range(CLIENTS)}
+    bundle = open_bundle(own)
+    gone = [contents.raw(value) for value in read_row(own, bundle, 2).values()]
+    words = [bundle.clients[2].sha256.encode(), *gone]
+    assert all(any(word in path.read_bytes() for path in own.iterdir()) for word in words)
+    assert promptfed("forget", own, "--client", 2).out == f"{own}: client 2 is removed; 3 left\n"
+    files = sorted(own.iterdir())
+    assert [path.name for path in files] == [contents.ABOUT, "clients-1.safetensors", contents.SHARED]
+    assert not [word for word in words if any(word in path.read_bytes() for path in files)]
+    assert "2" not in json.loads((own / contents.ABOUT).read_text())["clients"]
+    for client in (0, 1, 3):
+        assert torch.equal(answers(own, client), before[client])
+    assert fails(own, 2) == f"{own} has no client 2; it has 0, 1, 3."
+
+
+def test_all_but_the_last_client_can_be_forgotten(own: Path) -> None:
+    before = answers(own, 3)
+    for client in range(3):
+        forget(own, client)
+    assert torch.equal(answers(own, 3), before)
+    assert torch.equal(answers(own, None), before)  # the only one left needs no number
+    assert "Client 3 is the only one" in sentence(promptfed("forget", own, "--client", 3))
+    assert "has no client 0; it has 3." in sentence(promptfed("forget", own, "--client", 0))
+    assert "is not a bundle" in sentence(promptfed("forget", own.parent, "--client", 0))
+
+
+def test_a_power_cut_while_forgetting_leaves_one_bundle_or_the_other(
+    own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, real = answers(own, 1), forgetting.write_about
+
+    def cut(folder: Path, bundle: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(forgetting, "write_about", cut)
+    with pytest.raises(KeyboardInterrupt):
+        forget(own, 2)
+    assert torch.equal(answers(own, 1), before)
+    assert list(open_bundle(own).clients) == [0, 1, 2, 3]
+
+    def late(folder: Path, bundle: Any) -> None:
+        real(folder, bundle)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(forgetting, "write_about", late)
+    with pytest.raises(KeyboardInterrupt):
+        forget(own, 2)
+    monkeypatch.setattr(forgetting, "write_about", real)
+    assert torch.equal(answers(own, 1), before)
+    with pytest.raises(PromptFedError, match="has no client 2"):
+        forget(own, 2)
+    assert not (own / contents.CLIENTS).exists()  # what was left over is removed
+
+
+def test_two_processes_do_not_change_one_bundle(own: Path) -> None:
+    with held(own / contents.ABOUT, wait=False), pytest.raises(PromptFedError, match="Another process is changing"):
+        forget(own, 1)
+
+
+# -- sites --------------------------------------------------------------------------------------------------------
+
+
+def test_a_sites_bundle_has_its_row_alone(tmp_path: Path) -> None:
+    federation = Federation(("north", "south"))
+    files = {name: write_images(tmp_path / f"{name}.npz", count=24) for name in federation.sites}
+    workers = {name: Worker(name, tmp_path / name, str(files[name]), "cpu") for name in federation.sites}
+    words = [*tiny(files["north"]), "clients=2", "rounds=1", *FAST[:1], FAST[2]]
+    coordinator.create(tmp_path / "run", config.load_one("pfedpt", words), federation)
+    exchange = Threads({name: worker.answer for name, worker in workers.items()})
+    coordinator.conduct(tmp_path / "run", federation, exchange, lambda line: None)
+    (home,) = (tmp_path / "south" / "runs").iterdir()
+    bundle = make_bundle(home, tmp_path / "made", "cpu")
+    report = json.loads((home / "report.json").read_text())
+    (client,) = bundle.clients.values()
+    assert (client.name, client.accuracy, dict(client.facts)) == ("south", report["accuracy"], {"client": 1})
+    assert torch.equal(answers(tmp_path / "made", None), answers(home, None))
+    assert torch.equal(answers(tmp_path / "made", 1), answers(home, None))
+    assert "has no client 0; it has 1." in fails(tmp_path / "made", 0)
+    with pytest.raises(PromptFedError, match="the models are at the sites"):
+        make_bundle(tmp_path / "run", tmp_path / "other", "cpu")
+
+
+# -- the command --------------------------------------------------------------------------------------------------
+
+
+def test_the_commands_answer_as_from_the_run(run: Path, tmp_path: Path) -> None:
+    photo, out = tmp_path / "photo.png", tmp_path / "bundles" / "made"
+    Image.fromarray(noise(1, open_run(run).sides)[0]).save(photo)
+    assert promptfed("bundle", run, "--out", out).out == f"{out}: 4 clients of pfedpt, 0.0 MB\n"
+    asked = [promptfed("predict", source, photo, "--client", 3, "--json") for source in (run, out)]
+    assert [one.code for one in asked] == [0, 0]
+    assert asked[0].out == asked[1].out
+    assert f"choose one with --client: {', '.join(map(str, range(CLIENTS)))}." in sentence(
+        promptfed("predict", out, photo)
+    )
+
+
+def test_opening_takes_well_under_a_second_beyond_torch(made: Path) -> None:
+    code = (
+        "import sys, time, torch\n"
+        "start = time.process_time()\n"
+        "from pathlib import Path\n"
+        "from promptfed.analysis import predict\n"
+        "predict.load(Path(sys.argv[1]), 1, 'cpu')\n"
+        "print(time.process_time() - start)"
+    )
+    spent = subprocess.run(
+        [sys.executable, "-c", code, str(made)], capture_output=True, text=True, check=True, env=environment()
+    )
+    assert float(spent.stdout) < 1  # of the processor: how busy the machine is does not matter
