@@ -59,7 +59,7 @@ def train(base: Path, name: str, *more: str) -> Path:
     method, folder = name.removesuffix("+pt"), base / name
     words = [*tiny(base / "small.npz"), *FAST, *(["prompt.kind=frame", "prompt.size=1"] if method != name else [])]
     if name in FROZEN:
-        words = [f"data.name=npz:{base / 'large.npz'}", f"clients={CLIENTS}", "partition.name=iid", *FAST]
+        words = [f"data.name=npz:{base / 'large.npz'}", f"clients={CLIENTS}", "partition.name=iid", *FAST, "rounds=1"]
         words = [*words, f"backbone.name={FROZEN[name]}", *(["method.epochs=1"] if name != "clip-zs" else [])]
     if not folder.exists():
         runner.run(method, out=folder, overrides=(*words, *more))
@@ -199,19 +199,19 @@ def flips(folder: Path, count: int) -> Iterator[tuple[Path, bytes, bytes]]:
 
 
 def test_a_flipped_bit_is_noticed_or_harmless(own: Path) -> None:
-    right, noticed, files = answers(own, 1), 0, set()
+    right, said, files = answers(own, 1), [], set()
     for path, before, after in flips(own, 600):
         path.write_bytes(after)
         try:
-            assert torch.equal(answers(own, 1), right)  # a bit of another client's row
-            assert path.name == contents.CLIENTS
+            assert torch.equal(answers(own, 1), right)
+            assert path.name == contents.CLIENTS  # a bit of another client's row
         except PromptFedError as error:
-            noticed += 1
-            assert str(path) in str(error)
+            said.append((str(path), str(error)))
         files.add(path.name)
         path.write_bytes(before)
     assert files == {contents.ABOUT, contents.SHARED, contents.CLIENTS}
-    assert noticed > 400
+    assert len(said) > 400
+    assert [error for path, error in said if path not in error] == []
     assert torch.equal(answers(own, 1), right)
 
 
@@ -219,7 +219,7 @@ def test_forgetting_checks_every_bit_of_the_rows(own: Path) -> None:
     for path, before, after in flips(own, 150):
         if path.name != contents.SHARED:
             path.write_bytes(after)
-            with pytest.raises(PromptFedError, match="is damaged|has format"):
+            with pytest.raises(PromptFedError, match=r"is damaged|has format"):
                 forget(own, 0)
             path.write_bytes(before)
     assert list(open_bundle(own).clients) == [0, 1, 2, 3]
