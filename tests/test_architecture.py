@@ -107,7 +107,7 @@ def unit(name: str) -> str | None:
 def test_the_rules_see_imports() -> None:
     assert {"core.tree", "core.method", "results.folder.record", "data.batches"} <= imports("federation.loop")
     assert "analysis.figures.saliency" in imports("analysis.figures"), "by a string"
-    assert "analysis.predict" in imports("cli.analysis"), "inside a function"
+    assert "analysis.predict" in imports("cli.using"), "inside a function"
     assert known("promptfed.core.tree.Tree") == "core.tree"
     assert known("promptfed.Method") == "promptfed"
     assert known("torch.nn") is None
