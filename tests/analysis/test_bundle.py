@@ -18,7 +18,7 @@ from safetensors import safe_open
 
 from promptfed.analysis import predict
 from promptfed.analysis.bundle import contents, forgetting
-from promptfed.analysis.bundle.contents import open_bundle, read_client, read_row
+from promptfed.analysis.bundle.contents import open_bundle, read_client, read_row, write_about
 from promptfed.analysis.bundle.forgetting import forget
 from promptfed.analysis.bundle.making import make_bundle
 from promptfed.core.errors import PromptFedError
@@ -298,7 +298,7 @@ def test_all_but_the_last_client_can_be_forgotten(own: Path) -> None:
 def test_a_power_cut_while_forgetting_leaves_one_bundle_or_the_other(
     own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, real = answers(own, 1), forgetting.write_about
+    before, real = answers(own, 1), write_about
 
     def cut(folder: Path, bundle: Any) -> None:
         raise KeyboardInterrupt
