@@ -37,6 +37,7 @@ def test_the_names() -> None:
         "celeba",
         "cifar10",
         "cifar100",
+        "csv",
         "dermoscopic-fl",
         "domainnet",
         "fashion-mnist",
@@ -71,7 +72,7 @@ def test_sides_are_known_without_an_image(tmp_path: Path) -> None:
 def test_sides_are_an_option_of_all_other_sets() -> None:
     for name, kind in DATASETS.items():
         if name not in (*datasets.SIDES, "npz"):
-            given = {"path": "somewhere"} if name == "folder" else {}
+            given = {"path": "somewhere"} if name in ("folder", "csv") else {}
             assert find_sides(name, size=48, **given) == (48, 48)
             assert find_sides(name, **given) == (kind.size, kind.size)  # type: ignore[attr-defined]
 
@@ -162,7 +163,7 @@ def test_fashion_mnist_from_a_system_package_needs_no_download(tmp_path: Path) -
 def test_status_says_what_is_here_and_how_big(cifar10: Path, home: Path) -> None:
     add("cifar10", cifar10)
     rows = {row.name: row for row in status()}
-    assert list(rows) == sorted(set(DATASETS) - {"folder", "npz"})
+    assert list(rows) == sorted(set(DATASETS) - {"csv", "folder", "npz"})
     assert rows["cifar10"] == ("cifar10", True, home / "data" / "cifar10", cifar10.stat().st_size)
     assert rows["cifar100"] == ("cifar100", False, home / "data" / "cifar100", 169_001_437)
     assert rows["fashion-shops"].present

@@ -162,6 +162,48 @@ def test_every_kind_of_pixel_becomes_rgb(
     assert decode(tmp_path / "a.png", 3)[1, 1].tolist() == expected
 
 
+@pytest.mark.parametrize(
+    ("mode", "colour", "expected"),
+    [
+        ("L", 40, [40, 40, 40]),
+        ("RGB", (40, 50, 60), [40, 50, 60]),
+        ("RGBA", (40, 0, 0, 0), [255, 255, 255]),
+        ("I;16", 40 * 256 + 255, [40, 40, 40]),
+        ("I;16B", 40 * 256, [40, 40, 40]),
+        ("I", 40 * 256, [40, 40, 40]),
+        ("CMYK", (0, 0, 0, 255), [0, 0, 0]),
+    ],
+)
+def test_tiff_files_of_every_kind(
+    tmp_path: Path, mode: str, colour: int | tuple[int, ...], expected: list[int]
+) -> None:
+    Image.new(mode, (5, 5), colour).save(tmp_path / "a.tiff")
+    assert decode(tmp_path / "a.tiff", 3)[1, 1].tolist() == expected
+
+
+@pytest.mark.parametrize(("mode", "white", "level"), [("I;16", 65535, 0), ("I;16", 0, 255), ("I;16", 40 * 256, 215)])
+def test_a_grey_tiff_whose_zero_is_white(tmp_path: Path, mode: str, white: int, level: int) -> None:
+    Image.new(mode, (5, 5), white).save(tmp_path / "a.tif", tiffinfo={262: 0})
+    with Image.open(tmp_path / "a.tif") as opened:
+        assert opened.getexif()[262] == 0
+    assert decode(tmp_path / "a.tif", 3)[1, 1].tolist() == [level] * 3
+
+
+@pytest.mark.parametrize(("mode", "colour", "why"), [("F", 0.5, "floating-point"), ("I", 70000, "beyond 0 … 65535")])
+def test_pixels_without_a_known_range_are_refused(root: Path, mode: str, colour: float, why: str) -> None:
+    put(root / "cat" / "0.png")
+    Image.new(mode, (5, 5), colour).save(root / "cat" / "1.tif")
+    with pytest.raises(PromptFedError, match=rf"1\.tif cannot be read as an image \(.*{why}"):
+        open_dataset(f"folder:{root}")
+
+
+def test_tiff_files_count(root: Path) -> None:
+    for n, name in enumerate(("cat/a.tif", "cat/b.TIFF", "cat/c.png")):
+        put(root / name, 10 * n)
+    data = open_dataset(f"folder:{root}", size=4, test_fraction=0)
+    assert data.images[:, 0, 0, 0].tolist() == [0, 10, 20]
+
+
 def test_palette_images_with_a_transparent_entry(tmp_path: Path) -> None:
     image = Image.new("P", (4, 4), 1)
     image.putpalette([0, 0, 0, 10, 20, 30])

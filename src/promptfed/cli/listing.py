@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
+from promptfed.cli.arguments import Form, Format, Overrides, print_sentences, print_table
 from promptfed.cli.terminal import console, say
 
 data_app = typer.Typer(
-    help="The data sets on this machine: list them, download one, or add one by hand.", no_args_is_help=True
+    help="The data sets on this machine: list them, inspect or download one, or add one by hand.",
+    no_args_is_help=True,
 )
 MethodName = Annotated[str, typer.Argument(help="A method's name, or a dotted path such as pkg.mine:MyMethod.")]
 
@@ -63,6 +65,31 @@ def data_list() -> None:
     from promptfed.cli import listing_tables
 
     console.print(listing_tables.data_table())
+
+
+@data_app.command("inspect")
+def data_inspect(
+    name: Annotated[str, typer.Argument(help="A data set's name, folder:PATH, csv:PATH or npz:PATH.")],
+    overrides: Overrides = None,
+    form: Form = None,
+) -> None:
+    """Show how many images of which class each site has, their sizes, duplicates across splits, and broken files.
+
+    Options of the data set are given as in a recipe:
+
+        promptfed data inspect folder:photos data.test_fraction=0.3
+    """
+    from promptfed.cli import inspection_tables as tables
+    from promptfed.data.inspecting import inspect
+
+    found = inspect(name, **tables.chosen(overrides or ()))
+    alone = form in (Format.latex, Format.csv)  # there, a program or a file wants one table
+    if not alone:
+        say(f"{tables.headline(found)}\n")
+    print_table(tables.counts(found), form)
+    if not alone:
+        print_table(tables.splits(found), form)
+    print_sentences("Findings", tables.findings(found), form)
 
 
 @data_app.command("get")

@@ -1,6 +1,7 @@
 """What a labelled image collection is, wherever it came from."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,7 @@ class Dataset:
     std: Color = (0.5, 0.5, 0.5)
     val: NDArray[np.bool_] | None = None  # [N], True for the official validation images, none of them in `test`
     used: NDArray[np.bool_] | None = None  # [N], False for images that are left out; None: nothing is
+    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # what else a list says of every image
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -14,6 +14,7 @@ from promptfed.data import celeba, dermoscopic, domainnet, flowers, office
 from promptfed.data.archives import read_cifar10, read_cifar100, read_fashion_mnist, read_tiny_imagenet
 from promptfed.data.by_hand import register, status_of
 from promptfed.data.celeba import CelebA
+from promptfed.data.csv_file import read_rows
 from promptfed.data.dataset import Dataset
 from promptfed.data.dermoscopic import DermoscopicFL
 from promptfed.data.domainnet import DomainNet
@@ -23,6 +24,7 @@ from promptfed.data.folder import read_folder
 from promptfed.data.npz import read_npz, read_sides
 from promptfed.data.office import OfficeCaltech10
 from promptfed.data.parsed import cached
+from promptfed.data.photos import read_photos
 from promptfed.data.shops import EMBEDDED, load_shops
 from promptfed.data.split import fewer, stratified
 
@@ -141,15 +143,32 @@ class Folder:
     def load(self) -> Dataset:
         """Decode the photographs, and set test images aside unless the folders do."""
         data = read_folder(Path(self.path).expanduser(), self.size, self.skip_corrupt)
-        if data.test.any():
-            return data
-        return replace(data, test=stratified(data.labels, data.domains, self.test_fraction, self.seed))
+        return _with_test(data, self.test_fraction, self.seed)
+
+
+@dataclass(frozen=True)
+class CsvFile:
+    """A user's own photographs, listed in the CSV file at `path`: columns path, label and, if known, site and split."""
+
+    name: ClassVar[str] = "csv"
+    path: str
+    size: Count = 32
+    test_fraction: Share = 0.2
+    skip_corrupt: bool = False
+    seed: Whole = 0
+
+    def load(self) -> Dataset:
+        """Decode the photographs, and set test images aside unless the file does."""
+        path = Path(self.path).expanduser()
+        data = read_photos(path.stem, path, read_rows(path), self.size, self.skip_corrupt)
+        return _with_test(data, self.test_fraction, self.seed)
 
 
 _ALL: tuple[type[NamedDataset], ...] = (
     CelebA,
     Cifar10,
     Cifar100,
+    CsvFile,
     DermoscopicFL,
     DomainNet,
     FashionMnist,
@@ -166,7 +185,7 @@ SIDES = {FashionShops.name: 32, FashionMnist.name: 32, Cifar10.name: 32, Cifar10
 
 
 def open_dataset(name: str, **chosen: object) -> Dataset:
-    """Load a data set by name, with its options by name; `folder:PATH` and `npz:PATH` carry their path in the name."""
+    """Load a data set by name, with its options by name; `folder:PATH`, `csv:PATH` and `npz:PATH` carry their path."""
     dataset = find_dataset(name, chosen).load()
     for what, names in (("Class", dataset.classes), ("Domain", dataset.domain_names)):
         if strange := [one for one in names if not one.isprintable()]:
@@ -247,6 +266,11 @@ def status() -> list[Status]:
         size = sum(path.stat().st_size for path in paths) if paths else sum(remote.size for remote in remotes)
         found.append(Status(name, bool(paths), paths[0].parent if paths else home() / "data" / name, size))
     return sorted(found + [Status(name, *status_of(name)) for name in BY_HAND])
+
+
+def _with_test(data: Dataset, fraction: float, seed: int) -> Dataset:
+    """Return `data` with a `fraction` of each class in each domain for testing, unless it has test images."""
+    return data if data.test.any() else replace(data, test=stratified(data.labels, data.domains, fraction, seed))
 
 
 def _present(name: str) -> list[Path]:

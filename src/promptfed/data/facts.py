@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from promptfed.data import dermoscopic, domainnet, office, shops
-from promptfed.data.datasets import FashionShops, Folder, NamedDataset, Npz, find_dataset
+from promptfed.data.csv_file import read_rows
+from promptfed.data.datasets import CsvFile, FashionShops, Folder, NamedDataset, Npz, find_dataset
 from promptfed.data.dermoscopic import DermoscopicFL
 from promptfed.data.domainnet import DomainNet
 from promptfed.data.folder import scan
@@ -30,4 +31,6 @@ def find_domains(name: str, **chosen: object) -> tuple[str, ...]:
 
 def list_photos(found: NamedDataset) -> list[Photo] | None:
     """Return the image files of a user's own photographs; None for a data set of another kind."""
-    return scan(Path(found.path).expanduser()) if isinstance(found, Folder) else None
+    if isinstance(found, Folder):
+        return scan(Path(found.path).expanduser())
+    return read_rows(Path(found.path).expanduser()) if isinstance(found, CsvFile) else None

@@ -7,20 +7,14 @@ from pathlib import Path
 
 from promptfed.core.errors import PromptFedError
 from promptfed.data.dataset import Dataset
-from promptfed.data.photos import OWN, SUFFIXES, Album, Photo, read_album
+from promptfed.data.photos import SUFFIXES, Photo, read_photos, require_trained
 
 log = logging.getLogger("promptfed")
 
 
 def read_folder(root: Path, size: int, skip_corrupt: bool) -> Dataset:
     """Return the photographs under `root` at `size` × `size`; `test` is the official split, or all False."""
-    photos, name = scan(root), root.resolve().name
-    domains = sorted({photo.domain for photo in photos})
-    album = Album(name, root, photos, tuple(sorted({photo.label for photo in photos})), tuple(domains))
-    data = read_album(album, size, skip_corrupt, OWN)
-    if any(photo.test for photo in photos) and not data.test.any():
-        raise PromptFedError(f"No test image of {root} can be read; without them training images would be tested on.")
-    return replace(data, domain_names=tuple(domain or name for domain in domains))
+    return read_photos(root.resolve().name, root, scan(root), size, skip_corrupt)
 
 
 def scan(root: Path) -> list[Photo]:
@@ -40,10 +34,7 @@ def scan(root: Path) -> list[Photo]:
     for top in tops:
         if top.name.lower() not in ("train", "val", "test"):
             log.warning("%s is left out: %s already has train/ and %s/", top, root, held_out.name)
-    trained = {photo.label for photo in photos if photo.trains}
-    for photo in photos:
-        if photo.label not in trained:
-            raise PromptFedError(f'Class "{photo.label}" of {photo.path.parent} has no training images in {root}.')
+    require_trained(photos, root)
     return photos
 
 

@@ -58,7 +58,8 @@ def _save(data: Dataset, fresh: Path, place: Path) -> None:
     for array in ARRAYS:
         if getattr(data, array) is not None:
             np.save(fresh / f"{array}.npy", getattr(data, array))
-    names = {"name": data.name, "classes": data.classes, "domain_names": data.domain_names}
+    names: dict[str, object] = {"name": data.name, "classes": data.classes, "domain_names": data.domain_names}
+    names |= {"columns": data.columns} if data.columns else {}
     (fresh / "names.json").write_text(json.dumps(names), encoding="utf-8")
     if not place.exists():  # or another process was faster, with the same contents
         fresh.rename(place)
@@ -77,6 +78,7 @@ def _load(place: Path) -> Dataset:
         name=names["name"],
         classes=tuple(names["classes"]),
         domain_names=tuple(names["domain_names"]),
+        columns={key: tuple(values) for key, values in names.get("columns", {}).items()},
         images=images,
         **{array: np.load(place / f"{array}.npy") for array in ARRAYS if (place / f"{array}.npy").exists()},
     )

@@ -6,11 +6,12 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from promptfed.core import progress
@@ -19,8 +20,10 @@ from promptfed.data.dataset import Dataset, Images
 from promptfed.data.download import home
 from promptfed.data.parsed import cached
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
-OWN = "folders"  # where the decoded copies of a user's own photographs are kept
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
+PHOTOMETRIC, WHITE_IS_ZERO = 262, 0  # a TIFF's tag, and its value where 0 is white
+MOST = 2**16 - 1  # of a 16-bit grey level
+OWN = "folders"  # where the decoded copies of a user\'s own photographs are kept
 AHEAD = 256  # photographs decoded ahead of the one being stored
 
 log = logging.getLogger("promptfed")
@@ -35,6 +38,7 @@ class Photo:
     domain: str
     label: str
     val: bool = False
+    more: tuple[tuple[str, str], ...] = ()  # further columns of the list it is in, and their values
 
     @property
     def trains(self) -> bool:
@@ -56,6 +60,7 @@ class Album:
         """Return the chosen photographs, whose `images` are given, as a data set."""
         photos = [photo for photo, wanted in zip(self.photos, chosen, strict=True) if wanted]
         val = np.array([photo.val for photo in photos], np.bool_)
+        more = [photo.more for photo in photos[:1]]
         label = {name: number for number, name in enumerate(self.classes)}
         domain = {name: number for number, name in enumerate(self.domains)}
         return Dataset(
@@ -67,6 +72,7 @@ class Album:
             domains=np.array([domain[photo.domain] for photo in photos], np.int64),
             domain_names=self.domains,
             val=val if val.any() else None,
+            columns={key: tuple(dict(photo.more)[key] for photo in photos) for key in dict(*more)},
         )
 
 
@@ -79,19 +85,53 @@ def read_album(album: Album, size: int, skip_corrupt: bool, cache: str) -> Datas
     return cached(kept, _key(album), lambda target: _decode_all(album, size, skip_corrupt, target), own=own)
 
 
+def read_photos(name: str, root: Path, photos: Sequence[Photo], size: int, skip_corrupt: bool) -> Dataset:
+    """Return a user's own photographs, listed in `root`; classes and domains are in order of name."""
+    domains = tuple(sorted({photo.domain for photo in photos}))
+    album = Album(name, root, photos, tuple(sorted({photo.label for photo in photos})), domains)
+    data = read_album(album, size, skip_corrupt, OWN)
+    if any(photo.test for photo in photos) and not data.test.any():
+        raise PromptFedError(f"No test image of {root} can be read; without them training images would be tested on.")
+    return replace(data, domain_names=tuple(domain or name for domain in domains))
+
+
+def require_trained(photos: Sequence[Photo], root: Path) -> None:
+    """Refuse a class that is tested or validated but never trained."""
+    trained = {photo.label for photo in photos if photo.trains}
+    for photo in photos:
+        if photo.label not in trained:
+            raise PromptFedError(f'Class "{photo.label}" of {photo.path.parent} has no training images in {root}.')
+
+
 def decode(path: Path, size: int | tuple[int, int]) -> Images:
     """Return one photograph, upright, in RGB on white where it is transparent, as uint8 [height, width, 3]."""
     height, width = (size, size) if isinstance(size, int) else size
+    return np.asarray(open_rgb(path).resize((width, height), Image.Resampling.BICUBIC))
+
+
+def open_rgb(path: Path) -> Image.Image:
+    """Return one photograph in its own size, upright, in RGB on white where it is transparent."""
     if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
         raise OSError("it is not a regular file")
     with Image.open(path) as opened:
+        inverted = opened.format == "TIFF" and opened.getexif().get(PHOTOMETRIC) == WHITE_IS_ZERO
         image: Image.Image = ImageOps.exif_transpose(opened)
         if image.mode.startswith("I"):  # 16-bit grey, which Pillow would clip rather than scale
-            image = Image.fromarray((np.asarray(image) // 256).astype(np.uint8))
+            image = Image.fromarray(_eight_bits(np.asarray(image), inverted))
+        if image.mode == "F":
+            raise ValueError("its pixels are floating-point numbers; save it with 8 or 16 bits")
         if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
             image = image.convert("RGBA")
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-        return np.asarray(image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC))
+        return image.convert("RGB")
+
+
+def _eight_bits(levels: NDArray[Any], inverted: bool) -> NDArray[np.uint8]:
+    """Return 16-bit grey levels as 8-bit ones, 0 for black; Pillow inverts only images of 8 bits by itself."""
+    if levels.min(initial=0) < 0 or levels.max(initial=0) > MOST:
+        raise ValueError("its pixels are beyond 0 … 65535; save it with 8 or 16 bits")
+    scaled = (levels // 256).astype(np.uint8)
+    return 255 - scaled if inverted else scaled
 
 
 def first(photos: Sequence[Photo], limit: int) -> list[Photo]:
@@ -113,7 +153,7 @@ def _key(album: Album) -> str:
             stat = photo.path.stat()
         except FileNotFoundError:
             raise PromptFedError(f'There is no file {photo.path}, which data set "{album.name}" lists.') from None
-        known = f"{photo.test}|{photo.val}|{photo.domain}|{photo.label}"
+        known = f"{photo.test}|{photo.val}|{photo.domain}|{photo.label}{photo.more or ''}"
         content.update(
             f"{photo.path.as_posix()}|{stat.st_size}|{stat.st_mtime_ns}|{stat.st_ctime_ns}|{known}\n".encode(
                 errors="surrogateescape"  # a name need not be UTF-8

@@ -1,6 +1,7 @@
 """Which images are for testing or validation, and a smaller training set: all the same on every machine."""
 
 from dataclasses import replace
+from itertools import compress
 from typing import Literal, get_args
 
 import numpy as np
@@ -85,4 +86,5 @@ def fewer(data: Dataset, limit: int) -> Dataset:
         domains=data.domains[keep],
         val=None if data.val is None else data.val[keep],
         used=None if data.used is None else data.used[keep],
+        columns={key: tuple(compress(values, keep)) for key, values in data.columns.items()},
     )

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from promptfed.core.errors import PromptFedError, choice
-from promptfed.data.datasets import DATASETS, Folder, find_dataset
+from promptfed.data.datasets import DATASETS, CsvFile, Folder, find_dataset
 from promptfed.data.domain_partitioners import Domain
 from promptfed.data.facts import find_domains, list_photos
 from promptfed.data.partition import PARTITIONS
@@ -14,7 +14,7 @@ from promptfed.data.photos import Photo
 from promptfed.runs.filling import fill_named
 from promptfed.runs.recipe import Recipe
 
-LISTED = (Folder.name,)  # a user's own photographs, which are listed before they are read
+LISTED = (Folder.name, CsvFile.name)  # a user's own photographs, which are listed before they are read
 IMAGES_EACH = 10  # a client should have so many training images, where the number of clients is not given
 
 

@@ -51,15 +51,15 @@ def read_recipe(text: str, where: str) -> Recipe:
 
 
 def own_data(source: str, recipe: Recipe) -> Dataset:
-    """Return this machine's data: a folder of photographs, an .npz file, or a data set by name.
+    """Return this machine's data: a folder of photographs, a .csv or .npz file, or a data set by name.
 
     The options of the recipe's data set count where it is of the same kind.
     """
     name = source
     if ":" not in name and Path(name).expanduser().is_dir():
         name = f"folder:{name}"
-    elif ":" not in name and name.endswith(".npz"):
-        name = f"npz:{name}"
+    elif ":" not in name and name.endswith((".npz", ".csv")):
+        name = f"{name[-3:]}:{name}"
     options = {key: value for key, value in recipe.data.items() if key != "name"}
     same = str(recipe.data["name"]).partition(":")[0] == name.partition(":")[0]
     dataset = open_dataset(name, **(options if same else {}))
