@@ -60,7 +60,7 @@ class Album:
         """Return the chosen photographs, whose `images` are given, as a data set."""
         photos = [photo for photo, wanted in zip(self.photos, chosen, strict=True) if wanted]
         val = np.array([photo.val for photo in photos], np.bool_)
-        more = [photo.more for photo in photos[:1]]
+        further = [key for photo in photos[:1] for key, _ in photo.more]
         label = {name: number for number, name in enumerate(self.classes)}
         domain = {name: number for number, name in enumerate(self.domains)}
         return Dataset(
@@ -72,7 +72,7 @@ class Album:
             domains=np.array([domain[photo.domain] for photo in photos], np.int64),
             domain_names=self.domains,
             val=val if val.any() else None,
-            columns={key: tuple(dict(photo.more)[key] for photo in photos) for key in dict(*more)},
+            columns={key: tuple(dict(photo.more)[key] for photo in photos) for key in further},
         )
 
 
