@@ -65,7 +65,7 @@ def start(home: Home = HERE) -> None:
 @app.command()
 def join(
     kit: Annotated[Path, typer.Argument(help="The kit that the coordinator sent: a zip file or a folder.")],
-    data: Annotated[str, typer.Option(help="A folder of images, an .npz file, or the name of a data set.")],
+    data: Annotated[str, typer.Option(help="A folder of images, a .csv or .npz file, or the name of a data set.")],
     terms: Annotated[
         Path | None,
         typer.Option(help="A TOML file with the terms you agree to; other recipes are refused.", metavar="FILE"),
