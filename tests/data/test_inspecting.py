@@ -9,7 +9,7 @@ import pytest
 from promptfed.cli import inspection_tables as tables
 from promptfed.core.errors import PromptFedError
 from promptfed.data import open_dataset
-from promptfed.data.inspecting import Inspection, Look, inspect
+from promptfed.data.inspecting import DatasetInspection, Look, inspect
 from support.command import promptfed, sentence
 from support.photographs import put, put_sites
 
@@ -24,7 +24,7 @@ def root(tmp_path: Path) -> Path:
     return put_sites(tmp_path / "pets", ["north", "south"], each=5)
 
 
-def splits_of(found: Inspection) -> list[str]:
+def splits_of(found: DatasetInspection) -> list[str]:
     return [image.split for image in found.images]
 
 
@@ -140,7 +140,7 @@ def test_what_there_is_less_of_has_the_columns(sites: int, classes: int, columns
     names = [f"s{n}" for n in range(sites)], [f"c{n}" for n in range(classes)]
     pairs = [(names[0][n % sites], names[1][n % classes]) for n in range(max(sites, classes))]
     looks = tuple(Look(site, label, "train", "", (1, 1), f"{site}{label}") for site, label in pairs)
-    table = tables.counts(Inspection("x", tuple(names[1]), tuple(names[0]), looks, {}))
+    table = tables.counts(DatasetInspection("x", tuple(names[1]), tuple(names[0]), looks, {}))
     assert [column.title for column in table.columns] == columns
     assert len(table.rows) == rows
 
@@ -148,7 +148,7 @@ def test_what_there_is_less_of_has_the_columns(sites: int, classes: int, columns
 def test_long_findings_are_cut() -> None:
     looks = tuple(Look("here", f"c{n % 2}", "train", f"image {n}", (n, 1), f"{n // 2}") for n in range(40))
     broken = {f"{n}.png": "torn" for n in range(7)}
-    said = tables.findings(Inspection("x", ("c0", "c1"), ("here",), looks, broken))
+    said = tables.findings(DatasetInspection("x", ("c0", "c1"), ("here",), looks, broken))
     assert said[0].endswith("(1), and 35 other sizes.")
     assert said[2].endswith("; and 15 more.")
     assert said[4] == (

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from promptfed.core.errors import PromptFedError
 from promptfed.core.printable import printable
-from promptfed.data.inspecting import SPLITS, Inspection, Look
+from promptfed.data.inspecting import SPLITS, DatasetInspection, Look
 from promptfed.results.report.table import Cell, Column, Table
 from promptfed.runs import nested
 
@@ -25,7 +25,7 @@ def chosen(words: Sequence[str]) -> dict[str, object]:
     return options
 
 
-def headline(found: Inspection) -> str:
+def headline(found: DatasetInspection) -> str:
     """Return what there is in one line."""
     numbers = {"image": len(found.images), "class": len(found.classes), "site": len(found.sites)}
     many = {"image": "images", "class": "classes", "site": "sites"}
@@ -33,7 +33,7 @@ def headline(found: Inspection) -> str:
     return f"{found.name}: {', '.join(each)}."
 
 
-def counts(found: Inspection) -> Table:
+def counts(found: DatasetInspection) -> Table:
     """Return the number of images per site and class; what there is less of, if it fits, has the columns."""
     number = Counter((image.site, image.label) for image in found.images)
     sites, classes = found.sites, found.classes
@@ -57,13 +57,13 @@ def _matrix(what: str, rows: Sequence[tuple[str, list[int]]], columns: Sequence[
     return Table(heads, tuple(lines), about=READ)
 
 
-def splits(found: Inspection) -> Table:
+def splits(found: DatasetInspection) -> Table:
     """Return the number of images for training, validation and testing at each site."""
     number = Counter((image.site, image.split) for image in found.images)
     return _matrix("site", [(site, [number[site, split] for split in SPLITS]) for site in found.sites], SPLITS)
 
 
-def findings(found: Inspection) -> list[str]:
+def findings(found: DatasetInspection) -> list[str]:
     """Return what a person should know before a run, in sentences."""
     sides = found.sides.most_common()
     common = ", ".join(f"{width} × {height} ({count:,})" for (height, width), count in sides[:SHOWN])
@@ -78,7 +78,7 @@ def findings(found: Inspection) -> list[str]:
 _ALIKE = {"split": "in several splits", "label": "in several classes", "site": "at several sites"}
 
 
-def _same(found: Inspection, key: str, words: str) -> str:
+def _same(found: DatasetInspection, key: str, words: str) -> str:
     """Say which equal images there are in several splits, classes or sites."""
     groups = found.alike(key)
     if not groups:

@@ -33,7 +33,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Inspection:
+class DatasetInspection:
     """All images of a data set that can be read, and the files that cannot, with the reason."""
 
     name: str
@@ -55,7 +55,7 @@ class Inspection:
         return [tuple(some) for some in groups.values() if len({getattr(one, key) for one in some}) > 1]
 
 
-def inspect(name: str, **chosen: object) -> Inspection:
+def inspect(name: str, **chosen: object) -> DatasetInspection:
     """Look at every image of a data set; broken files of a user's own photographs are reported, not refused."""
     found = find_dataset(name, chosen)
     photos = list_photos(found)
@@ -70,9 +70,9 @@ def _forgiving(found: NamedDataset) -> NamedDataset:
     return kind(**{**vars(found), "skip_corrupt": True}) if "skip_corrupt" in options.hints(kind) else found
 
 
-def _inspect_arrays(data: Dataset) -> Inspection:
+def _inspect_arrays(data: Dataset) -> DatasetInspection:
     """Look at images that are read already."""
-    return Inspection(data.name, data.classes, data.domain_names, tuple(_looks(data)), {})
+    return DatasetInspection(data.name, data.classes, data.domain_names, tuple(_looks(data)), {})
 
 
 def _looks(data: Dataset) -> Iterator[Look]:
@@ -85,7 +85,7 @@ def _looks(data: Dataset) -> Iterator[Look]:
             advance(1, None)
 
 
-def _inspect_files(found: Folder | CsvFile, photos: Sequence[Photo]) -> Inspection:
+def _inspect_files(found: Folder | CsvFile, photos: Sequence[Photo]) -> DatasetInspection:
     """Look at listed files; where the list has no test images, the split is the one that a run would make."""
     root = Path(found.path).expanduser()
     name = root.resolve().name if isinstance(found, Folder) else root.stem
@@ -106,7 +106,7 @@ def _inspect_files(found: Folder | CsvFile, photos: Sequence[Photo]) -> Inspecti
         Look(photo.domain or name, photo.label, _split(photo), str(photo.path), *look)
         for photo, look in zip(good, looks, strict=True)
     ]
-    return Inspection(name, classes, tuple(site or name for site in sites), tuple(images), broken)
+    return DatasetInspection(name, classes, tuple(site or name for site in sites), tuple(images), broken)
 
 
 def _split(photo: Photo) -> str:
