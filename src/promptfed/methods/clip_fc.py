@@ -10,23 +10,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from promptfed.core import (
-    Batch,
-    Count,
-    Data,
-    Method,
-    NonNegative,
-    Positive,
-    Rng,
-    Task,
-    Traits,
-    Tree,
-    Whole,
-    dual,
-    local,
-    ops,
-    tree,
-)
+from promptfed.core import Batch, Data, Method, Rng, Task, Traits, Tree, dual, local, ops, tree
+from promptfed.core.options import Count, NonNegative, Positive, Whole
 from promptfed.core.prompts.text import init_map, match
 
 

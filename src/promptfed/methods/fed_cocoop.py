@@ -12,23 +12,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from promptfed.core import (
-    Batch,
-    Count,
-    Data,
-    Method,
-    NonNegative,
-    Positive,
-    Rng,
-    Task,
-    Traits,
-    Tree,
-    Whole,
-    dual,
-    local,
-    ops,
-    tree,
-)
+from promptfed.core import Batch, Data, Method, Rng, Task, Traits, Tree, dual, local, ops, tree
+from promptfed.core.options import Count, NonNegative, Positive, Whole
 from promptfed.core.prompts.text import init_context, init_map, match_each
 
 NARROWER = 16  # the hidden layer of h_θ is so much narrower than its input

@@ -12,26 +12,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from promptfed.core import (
-    Batch,
-    Batches,
-    Count,
-    Data,
-    Draw,
-    Method,
-    NonNegative,
-    Positive,
-    Rng,
-    Share,
-    Task,
-    Traits,
-    Tree,
-    Whole,
-    dual,
-    local,
-    ops,
-    tree,
-)
+from promptfed.core import Batch, Batches, Data, Draw, Method, Rng, Task, Traits, Tree, dual, local, ops, tree
+from promptfed.core.options import Count, NonNegative, Positive, Share, Whole
 from promptfed.core.prompts.text import init_map, match
 from promptfed.methods import _unlabelled as unlabelled
 from promptfed.methods._unlabelled import Mode

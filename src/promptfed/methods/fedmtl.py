@@ -10,21 +10,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from promptfed.core import (
-    Batch,
-    Count,
-    Data,
-    Method,
-    NonNegative,
-    Positive,
-    Rng,
-    Task,
-    Traits,
-    Tree,
-    Whole,
-    local,
-    tree,
-)
+from promptfed.core import Batch, Data, Method, Rng, Task, Traits, Tree, local, tree
+from promptfed.core.options import Count, NonNegative, Positive, Whole
 
 
 @dataclass(frozen=True)

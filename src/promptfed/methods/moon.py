@@ -12,22 +12,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from promptfed.core import (
-    Batch,
-    Count,
-    Data,
-    Method,
-    NonNegative,
-    Positive,
-    Rng,
-    Task,
-    Traits,
-    Tree,
-    Whole,
-    local,
-    ops,
-    tree,
-)
+from promptfed.core import Batch, Data, Method, Rng, Task, Traits, Tree, local, ops, tree
+from promptfed.core.options import Count, NonNegative, Positive, Whole
 
 
 @dataclass(frozen=True)

@@ -13,22 +13,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from promptfed.core import (
-    Batch,
-    Count,
-    Data,
-    Method,
-    NonNegative,
-    Positive,
-    Rng,
-    Task,
-    Traits,
-    Tree,
-    Whole,
-    local,
-    ops,
-    tree,
-)
+from promptfed.core import Batch, Data, Method, Rng, Task, Traits, Tree, local, ops, tree
+from promptfed.core.options import Count, NonNegative, Positive, Whole
 from promptfed.core.prompts.tokens import init_prompt
 
 HIDDEN = 100  # of the MLP generator, which is pFedHN's hypernetwork: three hidden layers

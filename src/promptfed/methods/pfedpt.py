@@ -12,22 +12,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from promptfed.core import (
-    Batch,
-    Count,
-    Data,
-    Draw,
-    Method,
-    NonNegative,
-    Positive,
-    Rng,
-    Task,
-    Tree,
-    Whole,
-    local,
-    ops,
-    tree,
-)
+from promptfed.core import Batch, Data, Draw, Method, Rng, Task, Tree, local, ops, tree
+from promptfed.core.options import Count, NonNegative, Positive, Whole
 from promptfed.core.prompts import pixels, tokens
 
 

@@ -12,25 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from promptfed.core import (
-    Batch,
-    Count,
-    Data,
-    Draw,
-    Method,
-    NonNegative,
-    Positive,
-    Rng,
-    Share,
-    Task,
-    Traits,
-    Tree,
-    Whole,
-    dual,
-    local,
-    ops,
-    tree,
-)
+from promptfed.core import Batch, Data, Draw, Method, Rng, Task, Traits, Tree, dual, local, ops, tree
+from promptfed.core.options import Count, NonNegative, Positive, Share, Whole
 from promptfed.core.prompts.text import init_context, match
 from promptfed.methods import _unlabelled as unlabelled
 from promptfed.methods._unlabelled import Mode

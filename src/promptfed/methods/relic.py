@@ -16,25 +16,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from promptfed.core import (
-    Batch,
-    Count,
-    Data,
-    Draw,
-    Method,
-    NonNegative,
-    Positive,
-    Rng,
-    Share,
-    Task,
-    Traits,
-    Tree,
-    Whole,
-    local,
-    ops,
-    text_to_image,
-    tree,
-)
+from promptfed.core import Batch, Data, Draw, Method, Rng, Task, Traits, Tree, local, ops, text_to_image, tree
+from promptfed.core.options import Count, NonNegative, Positive, Share, Whole
 from promptfed.core.prompts.templates import TemplateKind, templates
 
 BRANCHES = ("shift", "scale")

@@ -11,25 +11,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from promptfed.core import (
-    Batch,
-    Count,
-    Data,
-    Draw,
-    Method,
-    NonNegative,
-    Positive,
-    Rng,
-    Task,
-    Traits,
-    Tree,
-    Whole,
-    extensions,
-    local,
-    tree,
-)
+from promptfed.core import Batch, Data, Draw, Method, Rng, Task, Traits, Tree, extensions, local, tree
 from promptfed.core.extensions import forwards
 from promptfed.core.method import adapts
+from promptfed.core.options import Count, NonNegative, Positive, Whole
 from promptfed.core.prompts import pixels
 
 
