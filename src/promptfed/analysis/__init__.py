@@ -1,1 +1,1 @@
-"""Questions to a finished run: predictions, pictures, quality, audits and figures."""
+"""What is done with a finished run: predictions, bundles, exports, pictures, quality, audits and figures."""

@@ -148,7 +148,7 @@ def export(
     device: Device = "",
 ) -> None:
     """Write the learned word to a file that diffusers' load_textual_inversion and web interfaces can load."""
-    from promptfed.analysis.export import export_word
+    from promptfed.analysis.exports.word import export_word
     from promptfed.runs.finished import open_run, open_words
 
     run = open_words(folder, device) if client is None else open_run(folder, device)

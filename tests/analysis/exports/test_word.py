@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from promptfed.analysis.export import export_word
+from promptfed.analysis.exports.word import export_word
 from promptfed.analysis.generate import client_word
 from promptfed.backbones.pipeline import libraries
 from promptfed.core.errors import PromptFedError

@@ -1,0 +1,1 @@
+"""Exports of what was trained; they need no PromptFed to be used."""
