@@ -8,6 +8,9 @@ from typing import Any
 from promptfed.results.folder.reader import RunFolder, per_domain
 from promptfed.results.report.groups import RunGroup, group_runs
 from promptfed.results.report.table import Cell, Column, Table, human_bytes, percent
+from promptfed.results.report.verdict import role
+
+Names = tuple[Column, list[Cell]]  # a column that says what a row is
 
 
 @dataclass(frozen=True)
@@ -25,19 +28,20 @@ def compare(runs: Sequence[RunFolder]) -> Table:
 
 def headline(runs: Sequence[RunFolder]) -> Table:
     """Return the short table: method, mean, worst client, and the traffic of the whole run."""
-    return _table(group_runs(runs), _HEADLINE)
+    groups = group_runs(runs)
+    return _table(groups, _HEADLINE, [_role_column(groups)] if any(map(role, groups)) else [])
 
 
-def _table(groups: Sequence[RunGroup], measures: Sequence[Measure]) -> Table:
+def _table(groups: Sequence[RunGroup], measures: Sequence[Measure], more: Sequence[Names] = ()) -> Table:
     """Lay out the method, then what differs between settings, then the measures."""
-    names = [_method_column(groups), *_setting_columns(groups)]
+    names = [_method_column(groups), *more, *_setting_columns(groups)]
     columns = [_ranked(measure, groups) for measure in measures]
     head = tuple(column for column, _ in names) + tuple(measure.column for measure in measures)
     rows = zip(*(cells for _, cells in names), *columns, strict=True)
     return Table(head, tuple(rows), len(names))
 
 
-def _method_column(groups: Sequence[RunGroup]) -> tuple[Column, list[Cell]]:
+def _method_column(groups: Sequence[RunGroup]) -> Names:
     """Return the method column, with the number of seeds if there are several."""
     cells = []
     for group in groups:
@@ -49,7 +53,12 @@ def _method_column(groups: Sequence[RunGroup]) -> tuple[Column, list[Cell]]:
     return Column("method", ", ".join(notes), ("method", "seeds"), False), cells
 
 
-def _setting_columns(groups: Sequence[RunGroup]) -> list[tuple[Column, list[Cell]]]:
+def _role_column(groups: Sequence[RunGroup]) -> Names:
+    """Return the column that names baselines as baselines."""
+    return Column("", "", ("role",), False), [Cell(role(group), (role(group),)) for group in groups]
+
+
+def _setting_columns(groups: Sequence[RunGroup]) -> list[Names]:
     """Return columns for those of data set, partition, backbone, clients and rounds in which the runs differ."""
     readers: dict[str, Callable[[RunGroup], Any]] = {
         "data set": lambda group: group.setting.dataset,
