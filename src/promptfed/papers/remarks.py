@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from promptfed.papers.comparison import FAR, Agreement, Comparison, Timing, difference
+from promptfed.papers.comparison import FAR, Agreement, CellResult, Comparison, Timing, difference
 
 DIVERGED = "diverged"
 NONE = "–"  # stands for a missing number
@@ -50,12 +50,27 @@ def differences(outcome: Comparison) -> list[str]:
             place = entry["title"] if len(outcome["columns"]) == 1 else f"{entry['title']} ({entry['column']})"
             ours, paper, more = two_decimals(entry["ours"]["mean"]), two_decimals(entry["paper"]["mean"]), ""
             apart = signed(entry["difference"])
-            if far[key] == "weighted":
-                more = f"; the mean over clients is {ours} ({apart})"
-                ours = f"weighted {two_decimals(entry['ours'].get('weighted'))}"
-                apart = signed(difference(entry["ours"], entry["paper"], "weighted"))
+            if (measure := far[key]) in ("weighted", "best-round"):
+                last = (
+                    f", weighted {two_decimals(entry['ours'].get('weighted'))}" if compares_best(entry, measure) else ""
+                )
+                more = f"; the mean over clients is {ours} ({apart}){' in the last round' + last if last else ''}"
+                ours = _beside(entry, measure)
+                apart = signed(difference(entry["ours"], entry["paper"], measure))
             found.append(f"{place}: {ours}, the paper's is {paper} ({apart}){more}.")
     return found
+
+
+def compares_best(entry: CellResult, measure: str) -> bool:
+    """Return whether our best round stands beside the paper's figure, and not the last round."""
+    return measure == "best-round" and not entry["ours"].get("adapted")
+
+
+def _beside(entry: CellResult, measure: str) -> str:
+    """Write our number that stands beside the paper's, with its name."""
+    if compares_best(entry, measure):
+        return f"best round {two_decimals(entry['ours'].get('best_weighted'))}"
+    return f"weighted {two_decimals(entry['ours'].get('weighted'))}"
 
 
 def _unfinished(outcome: Comparison) -> list[str]:
