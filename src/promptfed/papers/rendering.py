@@ -167,7 +167,10 @@ def _best_rounds(entries: Sequence[CellResult], measure: str) -> list[tuple[Colu
     )
     meant = [_text("best round" if compares_best(entry, measure) else "weighted") for entry in entries]
     legend = "the same right after local training: the round's participants as trained, all others as received"
-    why = "which of ours is measured as the paper's: its best round, but only the last round is tested as adapted"
+    why = (
+        "which of our numbers is measured as the paper's is: the best round, or weighted where the method adapts at "
+        "the end, since only the last round is tested as adapted"
+    )
     return [
         best,
         (Column("best local", legend, ("best_local",)), local),
