@@ -193,6 +193,11 @@ def _by_domain(run: RunFolder) -> float | None:
     return mean(each) if each else None
 
 
+def best_round(run: RunFolder) -> float | None:
+    """Return what stands beside a paper's best round: only the last round is tested as adapted."""
+    return run.scores.weighted if run.adapts and run.scores else run.best_weighted
+
+
 _BEFORE = _accuracy(
     "before", "mean as received, before that adaptation", lambda run: run.before.mean if run.before else None
 )
@@ -213,8 +218,20 @@ _COSTS = (
     _per_contact("up", "sent back by it", lambda run: run.up_bytes, lambda run: run.traffic.up_floats),
     _seconds(),
 )
+_BEST_ROUND = _accuracy(
+    "best-round",
+    "weighted, in the best round of all tested; of a method that adapts at the end in the last one, adapted",
+    best_round,
+)
+_BEST_LOCAL = _accuracy(
+    "best-local",
+    "weighted, in the best round, right after local training: its participants as trained, all others as received",
+    lambda run: run.best_local,
+)
 _DOMAINS = _accuracy("domains", "accuracy of the server's own model in percent, the mean over domains", _by_domain)
-ACCURACIES = {measure.column.title: measure for measure in (_mean(), _BEFORE, *_MORE, _DOMAINS)}
+ACCURACIES = {
+    measure.column.title: measure for measure in (_mean(), _BEFORE, *_MORE, _BEST_ROUND, _BEST_LOCAL, _DOMAINS)
+}
 _HEADLINE = (
     _mean(),
     _accuracy("worst client", "the client served worst", lambda run: run.scores.worst if run.scores else None),
