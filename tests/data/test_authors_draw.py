@@ -100,8 +100,8 @@ def plain_pathological(labels: list[int], classes: int, clients: int, per_client
         chosen = [client for client in range(clients) if had[client] < per_client]
         chosen = chosen[: int(clients / classes * per_client)]
         part = len(rows) / len(chosen)
-        sizes = np.random.randint(max(part / 10, 8 / classes), part, len(chosen) - 1).tolist()
-        for client, size in zip(chosen, [*sizes, len(rows) - sum(sizes)], strict=True):
+        sizes = np.random.randint(max(part / 10, 8 / classes), part, len(chosen) - 1)  # type: ignore[call-overload]
+        for client, size in zip(chosen, [*sizes.tolist(), len(rows) - sizes.sum()], strict=True):
             mine[client] += rows[:size]
             rows = rows[size:]
             had[client] += 1
