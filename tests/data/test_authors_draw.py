@@ -54,7 +54,7 @@ def authors(dataset: Dataset, name: str, clients: int = 50, seed: int = 0, **opt
 def test_the_sizes_are_those_of_the_authors_script(
     cifar: Dataset, name: str, options: dict[str, object], train: list[int], test: list[int]
 ) -> None:
-    partition = authors(cifar, name, **options)
+    partition = make_partition(f"pfllib-{name}", {**options, "draw": "authors"}, cifar, 50, 0)
     assert [len(rows) for rows in partition.train[:10]] == train
     assert [len(rows) for rows in partition.test[:5]] == test
     assert sum(len(rows) for rows in (*partition.train, *partition.test)) == 60_000

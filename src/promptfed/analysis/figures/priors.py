@@ -42,7 +42,8 @@ def class_histogram(logits: Tensor) -> NDArray[np.float64]:
 
 def beyond_common(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return how every client's row [clients, classes] differs from the mean over the clients."""
-    return values - values.mean(0)
+    found: NDArray[np.float64] = values - values.mean(0)
+    return found
 
 
 def correlated(one: NDArray[np.float64], other: NDArray[np.float64]) -> tuple[list[float | None], float | None]:
