@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import ModuleType
@@ -314,3 +315,20 @@ def test_what_came_of_relics_claims() -> None:
         clients = measured[f"equal/{row}/seed0"]["audit"]["per_client"]
         gaps[row] = sum(one["nearest"] - one["nearest_others"] for one in clients) / len(clients)
     assert gaps == pytest.approx({"fedti": 0.042, "relic": 0.005}, abs=5e-4)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in RESULTS.glob("pfedpt-t*")))
+def test_pfedpts_runs_are_those_of_the_tables_with_the_keys_the_page_names(name: str) -> None:
+    assert "`partition.draw=seed evaluate.every=10`" in page("pfedpt")
+    assert "`partition.balanced=false`" in page("pfedpt")
+    found = read_table(RESULTS / name)
+    cells_now = find_table(found["table"]).cells()
+    for entry in found["rows"]:
+        cell = cells_now[f"{entry['column']}/{entry['row']}"]
+        words = ["partition.draw=seed", "evaluate.every=10"]
+        if cell.recipe["partition"]["name"] == "pfllib-iid":
+            words.append("partition.balanced=false")
+        recipe = cell_recipe(cell, words)
+        assert {int(seed): replace(recipe, seed=int(seed)).hash for seed in entry["ours"]["recipe_hashes"]} == {
+            int(seed): value for seed, value in entry["ours"]["recipe_hashes"].items()
+        }

@@ -54,7 +54,7 @@ def authors(dataset: Dataset, name: str, clients: int = 50, seed: int = 0, **opt
 def test_the_sizes_are_those_of_the_authors_script(
     cifar: Dataset, name: str, options: dict[str, object], train: list[int], test: list[int]
 ) -> None:
-    partition = authors(cifar, name, **options)
+    partition = make_partition(f"pfllib-{name}", {**options, "draw": "authors"}, cifar, 50, 0)
     assert [len(rows) for rows in partition.train[:10]] == train
     assert [len(rows) for rows in partition.test[:5]] == test
     assert sum(len(rows) for rows in (*partition.train, *partition.test)) == 60_000
@@ -100,8 +100,8 @@ def plain_pathological(labels: list[int], classes: int, clients: int, per_client
         chosen = [client for client in range(clients) if had[client] < per_client]
         chosen = chosen[: int(clients / classes * per_client)]
         part = len(rows) / len(chosen)
-        sizes = np.random.randint(max(part / 10, 8 / classes), part, len(chosen) - 1).tolist()
-        for client, size in zip(chosen, [*sizes, len(rows) - sum(sizes)], strict=True):
+        sizes = np.random.randint(max(part / 10, 8 / classes), part, len(chosen) - 1)  # type: ignore[call-overload]
+        for client, size in zip(chosen, [*sizes.tolist(), len(rows) - sizes.sum()], strict=True):
             mine[client] += rows[:size]
             rows = rows[size:]
             had[client] += 1

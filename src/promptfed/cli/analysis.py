@@ -232,7 +232,9 @@ def figure(
     client: Annotated[list[int] | None, typer.Option(help="Only this client; may be repeated.")] = None,
     label: Annotated[
         str | None,
-        typer.Option("--class", help="For attention and grad-cam: only images of this class.", metavar="NAME"),
+        typer.Option(
+            "--class", help="For attention, grad-cam and saliency: only images of this class.", metavar="NAME"
+        ),
     ] = None,
 ) -> None:
     """Draw a figure of a run's clients and models, with its numbers in a JSON file beside it.

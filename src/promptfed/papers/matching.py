@@ -18,6 +18,7 @@ from promptfed.runs.config import Recipe
 
 # a run that differs in one of these, or in its partition, belongs to another row or column
 SAME = ("method.name", "data.name", "backbone.name")
+DEALT = ("partition.draw", "partition.balanced")  # unless it is only dealt otherwise, which is listed as a deviation
 SHOWN = {
     "mean": "mean",
     "weighted": "weighted",
@@ -85,7 +86,11 @@ def _nearest(run: Flat, cells: Mapping[str, Flat], telling: Sequence[str]) -> st
 
 
 def _setting(recipe: Flat) -> dict[str, Any]:
-    return {key: value for key, value in recipe.items() if key in SAME or key.startswith("partition.")}
+    return {
+        key: value
+        for key, value in recipe.items()
+        if key in SAME or (key.startswith("partition.") and key not in DEALT)
+    }
 
 
 def _deviations(table: PaperTable, names: Mapping[Path, str], recipes: Mapping[Path, Recipe]) -> list[str]:

@@ -154,6 +154,21 @@ def test_maps_with_and_without_the_prompt(runs: dict[str, Path], tmp_path: Path)
     assert shares["fedavg"] == {}
 
 
+def test_beside_the_prompts_share_stands_a_blind_one(runs: dict[str, Path], tmp_path: Path) -> None:
+    found = {
+        name: about(draw(kind, [runs[name]], tmp_path / "a.png", [1]))
+        for name, kind in {"pt": "saliency", "tokens": "attention", "fedavg": "saliency"}.items()
+    }
+    # a frame of one pixel covers 28 of 64; of four patches, two prompt tokens and the class token two are the prompt's
+    assert found["pt"]["numbers"]["blind"] == 28 / 64
+    assert found["tokens"]["numbers"]["blind"] == pytest.approx(2 / 7, abs=1e-6)
+    assert found["fedavg"]["numbers"]["blind"] is None
+    assert "if every place got the same it would get 43.8 %." in found["pt"]["caption"]
+    assert "The method adds no prompt to its images." in found["fedavg"]["caption"]
+    first = found["pt"]["numbers"]["images"][0]["maps"]["with"]
+    assert np.array(first).shape == (8, 8)
+
+
 @pytest.mark.parametrize(("kind", "run"), [("grad-cam", "pt"), ("attention", "tokens"), ("grad-cam", "fedavg")])
 def test_the_numbers_of_maps_say_all_that_is_drawn(runs: dict[str, Path], tmp_path: Path, kind: str, run: str) -> None:
     found = about(draw(kind, [runs[run]], tmp_path / "a.png", [3, 1]))["numbers"]
@@ -201,7 +216,7 @@ def test_maps_of_one_class(runs: dict[str, Path], tmp_path: Path) -> None:
         ("grad-cam", "two", [], "4", "There is no class 4 in tiny; it has classes 0 to 3."),
         ("attention", "tokens", [], "x", 'Unknown class "x" in tiny; valid: 0, 1, 2, 3.'),
         ("prior", "pt", [], "2",
-         "Figure prior shows no images of a class, only attention and grad-cam do; leave out --class."),
+         "Figure prior shows no images of a class, only attention, grad-cam and saliency do; leave out --class."),
         ("sizes", "pt", [], "2", "Figure sizes shows no images of a class"),
     ],
 )  # fmt: skip

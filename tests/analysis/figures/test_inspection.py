@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from promptfed.analysis.figures.inspection import class_attention, enlarged, grad_cam, look, share_on
+from promptfed.analysis.figures.inspection import class_attention, enlarged, grad_cam, look, pixel_saliency, share_on
 from promptfed.backbones.cnn import ConvNet
 from promptfed.backbones.vit import TinyViT
 from promptfed.core.errors import PromptFedError
@@ -62,6 +62,17 @@ def test_a_pixel_prompt_can_be_taken_away() -> None:
     assert seen.logits.tolist() == [[-11, 12]]
     assert bare.logits.tolist() == [[-6, 2]]
     assert seen.features().tolist() == [[6, 2, 3, 0]]
+
+
+def test_saliency_is_the_slope_at_every_pixel_of_what_the_backbone_saw() -> None:
+    method = PFedPT(prompt="patch", size=1)
+    params = CONV_WEIGHTS | {"prompt.patch": torch.full((3, 1, 1), 5.0)}
+    one = Task(CONV, ("a", "b"), 2)
+    seen = look(method, one, params, {"x": RED})
+    # only red is seen, the last place is off, and class 1 has slopes 2, 0, 0, 2; class 0 has -1 everywhere
+    assert pixel_saliency(seen, torch.tensor([1])).tolist() == [[[2, 0], [0, 0]]]
+    seen = look(method, one, params, {"x": RED})
+    assert pixel_saliency(seen, torch.tensor([0])).tolist() == [[[1, 1], [1, 0]]]
 
 
 def test_a_method_without_a_prompt_has_none_to_take_away() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from promptfed.analysis.figures.opened import pure_colours
-from promptfed.analysis.figures.priors import balanced, class_histogram, class_prior
+from promptfed.analysis.figures.priors import balanced, beyond_common, class_histogram, class_prior, correlated
 
 
 def test_a_prior_is_the_mean_probability() -> None:
@@ -36,3 +36,16 @@ def test_pure_colours_are_pure_different_and_always_the_same() -> None:
     assert (images == images[:, :1, :1]).all()
     assert len(np.unique(images[:, 0, 0], axis=0)) == 50
     assert (images == pure_colours(50, 3, 4)).all()
+
+
+def test_what_all_clients_have_in_common_is_taken_away() -> None:
+    common = np.array([6.0, 0.0, 0.0])
+    held = np.array([[1.0, 0, 0], [0, 1, 0], [0, 0, 1]])
+    expected = common + held  # each expects its own class a little more, and the first one far more
+    each, mean = correlated(expected, held)
+    assert mean == pytest.approx((1.0 + 2 * -0.3592) / 3, abs=1e-3)
+    assert each[0] == pytest.approx(1.0)
+    apart, own = correlated(beyond_common(expected), beyond_common(held))
+    assert apart == pytest.approx([1.0, 1.0, 1.0])
+    assert own == pytest.approx(1.0)
+    assert correlated(beyond_common(held[:1]), beyond_common(held[:1])) == ([None], None)

@@ -5,8 +5,8 @@
 | `drawing` | what a figure is: title, caption, numbers and plot, and its two files |
 | `plotting` | how it is drawn: from arrays to a matplotlib plot |
 | `opened` | a run opened for figures: every client's model, and images as that client sees them |
-| `inspection` | what is measured inside a model: feature maps, attention, Grad-CAM |
-| `saliency` | figures `attention` and `grad-cam`: where a model looks, with its prompt and without |
+| `inspection` | what is measured inside a model: feature maps, attention, Grad-CAM, saliency |
+| `saliency` | figures `attention`, `grad-cam` and `saliency`: where a model looks, with its prompt and without |
 | `priors` | figures `prior`, `tsne` and `leakage`: what a model expects, and what its upload gives away |
 | `encodings` | figure `encodings`: what the text tower makes of a learned word |
 | `records` | figures `drift` and `labels`, from the run folder alone |
@@ -57,6 +57,11 @@ FIGURES = {
     "prior": FigureKind(
         "the classes a client's model expects, beside its labels", "promptfed.analysis.figures.priors:prior"
     ),
+    "saliency": FigureKind(
+        "how much each pixel moves the class a model decides for",
+        "promptfed.analysis.figures.saliency:pixels",
+        by_class=True,
+    ),
     "sizes": FigureKind(
         "accuracy over the size of prompts, by kind", "promptfed.analysis.figures.sizes:sizes", several=True
     ),
@@ -86,7 +91,8 @@ def draw(
     if len(folders) > 1 and not FIGURES[kind].several:
         raise PromptFedError(f"Figure {kind} is of one run; give one run folder, not {len(folders)}.")
     if label is not None and not FIGURES[kind].by_class:
-        those = " and ".join(name for name, one in FIGURES.items() if one.by_class)
+        *most, last = (name for name, one in FIGURES.items() if one.by_class)
+        those = f"{', '.join(most)} and {last}"
         raise PromptFedError(f"Figure {kind} shows no images of a class, only {those} do; leave out --class.")
     place = out if out is not None else _default_place(kind, folders)
     check_place(place)

@@ -1,6 +1,7 @@
 """What happens inside a backbone while a method predicts, recorded from torch's own calls: no backbone needs a hook.
 
 Grad-CAM weighs a convolutional network's last feature maps by how much they speak for a class (Selvaraju et al. 2020).
+They are coarse; a saliency map has a value for every pixel, how much it moves the class (Simonyan et al. 2014).
 In a vision transformer, the class token's attention in the last block says which patches it gathers its answer from.
 """
 
@@ -29,7 +30,7 @@ class Inspection:
 
     logits: Tensor
     plain: Tensor  # the images before any prompt [B, 3, H, W]
-    images: Tensor  # as the backbone got them
+    images: Tensor  # as the backbone got them, a leaf one can differentiate by
     prompts: int  # tokens beside the patches in the last block
     maps: Tensor | None  # the last feature maps with a place, after ReLU [B, channels, h, w]
     attention: Tensor | None  # [B, heads, queries, tokens]
@@ -42,7 +43,7 @@ class Inspection:
 
 
 class _Watching(TorchFunctionMode):
-    """Keeps the last feature maps, as a leaf one can differentiate by, and the last attention weights."""
+    """Keeps the last feature maps, by which one can differentiate, and the last attention weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +56,7 @@ class _Watching(TorchFunctionMode):
         """Let the call happen, and keep what it returned if it is of interest."""
         out = func(*args, **(kwargs or {}))
         if func in _RECTIFIERS and out.dim() == 4:
-            out = self.maps = out.detach().requires_grad_()
+            self.maps = out
         elif func in _SOFTMAXES and out.dim() == 4:
             self.attention = out.detach()
         return out
@@ -74,13 +75,13 @@ class _Tapped:
 
     def features(self, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, noise: Tree | None = None) -> Tensor:
         """Return the backbone's features."""
-        x, tokens = (x, tokens) if self.bare is None else (self.bare, None)
+        x, tokens = self._given(x, tokens)
         with self._watch(weights, x, tokens):
             return self.backbone.features(weights, x, tokens=tokens, noise=noise)
 
     def __call__(self, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, noise: Tree | None = None) -> Tensor:
         """Return the backbone's logits."""
-        x, tokens = (x, tokens) if self.bare is None else (self.bare, None)
+        x, tokens = self._given(x, tokens)
         with self._watch(weights, x, tokens):
             return self.backbone(weights, x, tokens=tokens, noise=noise)
 
@@ -88,6 +89,11 @@ class _Tapped:
         again = partial(self.backbone.features, weights, x, tokens=tokens)
         self.calls.append((x, tokens, watching := _Watching(), again))
         return watching
+
+    def _given(self, x: Tensor, tokens: Tokens | None) -> tuple[Tensor, Tokens | None]:
+        """Return the images as a leaf, and the tokens; if `bare`, the plain images and no tokens."""
+        x, tokens = (x, tokens) if self.bare is None else (self.bare, None)
+        return x.detach().requires_grad_(), tokens
 
 
 def look(method: Method, task: Task, params: Tree, batch: Batch, *, bare: bool = False) -> Inspection:
@@ -115,6 +121,13 @@ def grad_cam(seen: Inspection, classes: Tensor) -> Tensor:
     chosen = seen.logits.gather(-1, classes[:, None]).sum()
     (slopes,) = torch.autograd.grad(chosen, seen.maps)
     return (slopes.mean((-2, -1), keepdim=True) * seen.maps).sum(-3).clamp(min=0).detach()
+
+
+def pixel_saliency(seen: Inspection, classes: Tensor) -> Tensor:
+    """Return maps [B, H, W] of how much each pixel moves its class's logit: the largest |∂y/∂x| of the colours."""
+    chosen = seen.logits.gather(-1, classes[:, None]).sum()
+    (slopes,) = torch.autograd.grad(chosen, seen.images)
+    return slopes.abs().amax(-3).detach()
 
 
 def class_attention(seen: Inspection) -> tuple[Tensor, Tensor]:

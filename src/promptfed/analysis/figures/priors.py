@@ -40,6 +40,19 @@ def class_histogram(logits: Tensor) -> NDArray[np.float64]:
     return found.cpu().numpy()
 
 
+def beyond_common(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return how every client's row [clients, classes] differs from the mean over the clients."""
+    found: NDArray[np.float64] = values - values.mean(0)
+    return found
+
+
+def correlated(one: NDArray[np.float64], other: NDArray[np.float64]) -> tuple[list[float | None], float | None]:
+    """Return the correlation of every client's rows, None where a row is constant, and the mean of those there are."""
+    each = statistics.row_correlations(one, other)
+    known = [value for value in each if value is not None]
+    return each, sum(known) / len(known) if known else None
+
+
 def balanced(labels: Indices, rows: Indices, most: int) -> Indices:
     """Return the first `rows` of every class, as many of each as the rarest has, `most` at most."""
     kinds = [rows[labels[rows] == kind] for kind in np.unique(labels[rows])]
@@ -56,22 +69,30 @@ def prior(folders: Sequence[Path], clients: Sequence[int]) -> Drawing:
         [class_prior(run.logits(run.model(client), blank_batch(run, client, images))) for client in members]
     )
     held = statistics.shares(run.counts(members))
-    each = statistics.row_correlations(expected, held)
-    known = [value for value in each if value is not None]
-    mean = sum(known) / len(known) if known else None
+    each, mean = correlated(expected, held)
+    apart, own = correlated(beyond_common(expected), beyond_common(held))
     told = "they have no correlation" if mean is None else f"their correlation is {mean:.2f} on average over clients"
     caption = (
-        f"{run.title}. Above: the share of each class among a client's training images. Below: the mean probability "
-        f"its own model gives each class on {len(images)} images of one colour; {told}."
+        f"{run.title}. Above: the share of each class among a client's training images. In the middle: the mean "
+        f"probability its own model gives each class on {len(images)} images of one colour; {told}."
     )
+    if own is not None:
+        caption += f" Without what all these clients have in common, the mean of each panel, it is {own:.2f}."
     numbers = {
         "clients": members,
         "held": _plain(held),
         "expected": _plain(expected),
         "correlation": each,
         "mean_correlation": mean,
+        "correlation_beyond_common": apart,
+        "mean_correlation_beyond_common": own,
     }
-    panels = {"the client's labels": held.T, "what its model expects": expected.T}
+    more = "what it expects more of than these clients' models on average"
+    panels = {
+        "the client's labels": held.T,
+        "what its model expects": expected.T,
+        more: beyond_common(expected).T.clip(min=0),
+    }
     picture = plotting.heat_maps(panels, list(run.dataset.classes), [str(client) for client in members], "client")
     return Drawing("Expected and true classes", caption, numbers, picture)
 

@@ -12,7 +12,14 @@ from torch import Tensor
 
 from promptfed.analysis.figures import plotting
 from promptfed.analysis.figures.drawing import Drawing
-from promptfed.analysis.figures.inspection import Inspection, class_attention, enlarged, grad_cam, share_on
+from promptfed.analysis.figures.inspection import (
+    Inspection,
+    class_attention,
+    enlarged,
+    grad_cam,
+    pixel_saliency,
+    share_on,
+)
 from promptfed.analysis.figures.opened import chosen, inspect, reopen
 from promptfed.core.errors import PromptFedError, choice
 from promptfed.data.dataset import Dataset, Indices
@@ -32,6 +39,7 @@ class _Explained:
     decided: Mapping[str, Tensor]  # classes [B]
     maps: Mapping[str, Tensor]  # where it looks, as coarse as the layer that is looked at [B, h, w]
     shares: Mapping[str, Tensor]  # the part of each map, or of the attention, that lies on the prompt [B]
+    blind: Tensor  # the part that would if all places, or tokens, got the same [B]
 
 
 def attention(folders: Sequence[Path], clients: Sequence[int], label: str | None = None) -> Drawing:
@@ -44,6 +52,11 @@ def cam(folders: Sequence[Path], clients: Sequence[int], label: str | None = Non
     return _drawn(folders[0], clients, label, grad_cam, "Grad-CAM")
 
 
+def pixels(folders: Sequence[Path], clients: Sequence[int], label: str | None = None) -> Drawing:
+    """Draw how much every pixel moves the class each client's model decides for."""
+    return _drawn(folders[0], clients, label, pixel_saliency, "Saliency")
+
+
 def _drawn(folder: Path, clients: Sequence[int], label: str | None, make: Map, title: str) -> Drawing:
     run = reopen(folder, "cpu")  # a GPU may fuse the attention, and then there is nothing to see
     names, truth = run.dataset.classes, run.dataset.labels
@@ -51,6 +64,7 @@ def _drawn(folder: Path, clients: Sequence[int], label: str | None, make: Map, t
     columns: list[str] = []
     rows: dict[str, list[NDArray[Any]]] = {}
     shares: dict[str, list[float]] = {}
+    blind: list[float] = []
     shown: list[dict[str, Any]] = []
     picks = _picked(run, clients, wanted)
     for client, picked in picks.items():
@@ -59,6 +73,7 @@ def _drawn(folder: Path, clients: Sequence[int], label: str | None, make: Map, t
             rows.setdefault(name, []).extend(values)
         for name, part in explained.shares.items():
             shares.setdefault(name, []).extend(part.tolist())
+        blind += explained.blind.tolist()
         for place, number in enumerate(picked.tolist()):
             decided = {name: names[int(found[place])] for name, found in explained.decided.items()}
             taken = decided.get("with", decided["without"])
@@ -69,17 +84,26 @@ def _drawn(folder: Path, clients: Sequence[int], label: str | None, make: Map, t
     # with tokens there is no place in the image that is the prompt's, so there is no share without it
     of = "map" if "without" in shares else "attention"
     means = {f"of the {of} {name}": sum(values) / len(values) for name, values in shares.items()}
-    told = " and ".join(f"{100 * value:.0f} % {name}" for name, value in means.items())
+    told = " and ".join(f"{100 * value:.1f} % {name}" for name, value in means.items())
+    even = sum(blind) / len(blind) if blind else None
     which = "test images" if wanted is None else f"test images of class {names[wanted]}"
     caption = f"{title}: {run.title}, {which} of clients."
-    caption += f" On average, the prompt gets {told} it." if told else " The method adds no prompt to its images."
+    caption += _told(told, even, "place" if of == "map" else "token")
     numbers = {
         "clients": list(picks),
         "class": None if wanted is None else names[wanted],
         "share_on_prompt": {name: round(value, 6) for name, value in means.items()},
+        "blind": None if even is None else round(even, 6),
         "images": shown,
     }
     return Drawing(title, caption, numbers, plotting.pictures(rows, columns))
+
+
+def _told(shares: str, even: float | None, place: str) -> str:
+    """Say how much the prompt gets, and how much it would get blindly."""
+    if even is None:
+        return " The method adds no prompt to its images."
+    return f" On average, the prompt gets {shares} it; if every {place} got the same it would get {100 * even:.1f} %."
 
 
 def _picked(run: FinishedRun, clients: Sequence[int], wanted: int | None) -> dict[int, Indices]:
@@ -113,7 +137,7 @@ def _explain(run: FinishedRun, client: int, picked: Indices, make: Map) -> _Expl
     large = enlarged(own, height, width)
     if not seen.prompted:
         panels = {"image": plain, "where it looks": overlaid(plain, large.numpy())}
-        return _Explained(panels, {"without": taken}, {"without": own}, {})
+        return _Explained(panels, {"without": taken}, {"without": own}, {}, torch.empty(0))
     bare = inspect(run, params, batch, bare=True)
     decided = {"without": bare.logits.argmax(-1).detach(), "with": taken}
     maps = {"without": make(bare, taken), "with": own}
@@ -121,11 +145,14 @@ def _explain(run: FinishedRun, client: int, picked: Indices, make: Map) -> _Expl
     panels = {"image": plain, "without the prompt": overlaid(plain, without.numpy())}
     if seen.prompts:
         panels |= {"with the prompt": overlaid(plain, large.numpy())}
-        return _Explained(panels, decided, maps, {"with": class_attention(seen)[1]})
+        patches, prompts = class_attention(seen)
+        even = torch.full_like(prompts, seen.prompts / (1 + seen.prompts + patches[0].numel()))
+        return _Explained(panels, decided, maps, {"with": prompts}, even)
     prompted = _picture(run, seen.images)
     panels |= {"prompted image": prompted, "with the prompt": overlaid(prompted, large.numpy())}
     where = (seen.images != batch["x"]).any(-3).float()
-    return _Explained(panels, decided, maps, {"without": share_on(without, where), "with": share_on(large, where)})
+    shares = {"without": share_on(without, where), "with": share_on(large, where)}
+    return _Explained(panels, decided, maps, shares, where.mean((-2, -1)))
 
 
 def class_number(dataset: Dataset, given: str) -> int:
