@@ -8,7 +8,8 @@ import sys
 
 import typer
 
-from promptfed.cli.analysis import audit, compare, export, figure, generate, quality, report
+from promptfed.cli.analysis import audit, compare, figure, generate, quality, report
+from promptfed.cli.exporting import export
 from promptfed.cli.listing import check, data_app, doctor, list_
 from promptfed.cli.sites import app as sites_app
 from promptfed.cli.terminal import complain, describe_os_error

@@ -1,0 +1,119 @@
+"""What lies beside an exported model: model.json for programs, README.md for people."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from promptfed.analysis.exports.checking import Changed
+from promptfed.analysis.exports.opening import ToExport
+from promptfed.core.files import write_json, write_text
+from promptfed.core.version import __version__
+
+ABOUT, CARD = "model.json", "README.md"
+FORMAT = 1
+
+
+def write_about(
+    folder: Path, source: ToExport, kind: str, files: Mapping[int, str], difference: float, changed: Changed | None
+) -> None:
+    """Write model.json: the classes, the images it wants, where it comes from, and how it was checked."""
+    bundle = source.bundle
+    clients = {
+        number: {"name": known.name, "accuracy": known.accuracy} | ({"file": files[number]} if files else {})
+        for number, known in bundle.clients.items()
+        if number in source.clients
+    }
+    about: dict[str, Any] = {
+        "format": FORMAT,
+        "promptfed": __version__,
+        "export": kind,
+        "classes": bundle.classes,
+        "images": {"name": "images", "dtype": "uint8", "shape": ["batch", *bundle.shape, 3], "colours": "RGB"},
+        "probabilities": {"name": "probabilities", "dtype": "float32", "shape": ["batch", len(bundle.classes)]},
+        "mean": bundle.mean,
+        "std": bundle.std,
+        "method": bundle.method,
+        "prompt": bundle.prompt,
+        "backbone": _without_paths(bundle.backbone),
+        "round": bundle.round,
+        "clients": clients,
+        "largest_difference": difference,
+    }
+    write_json(folder / ABOUT, about | ({"int8": asdict(changed)} if changed else {}))
+
+
+def write_card(folder: Path, source: ToExport, use: str, how: Sequence[str]) -> None:
+    """Write README.md, the model card; `use` is code, `how` says what was checked."""
+    bundle = source.bundle
+    height, width = bundle.shape
+    backbone = _without_paths(bundle.backbone)
+    weights = f" with the weights `{backbone['weights']}`" if "weights" in backbone else ""
+    places = "the same places" if source.together else "the same place"
+    text = f"""---
+pipeline_tag: image-classification
+tags: [federated-learning, promptfed]
+---
+
+# {source.method}: the model of {source.whose}
+
+An image classifier that was trained with PromptFed {bundle.promptfed}, a package for federated prompt learning. Using it needs no PromptFed.
+
+| | |
+|---|---|
+| method | `{source.method}`, after round {bundle.round} |
+| network | `{backbone["name"]}`{weights} |
+| images | RGB, {height} × {width} pixels (height × width), bytes from 0 to 255 |
+| classes | {", ".join(f"{number}: {name}" for number, name in enumerate(bundle.classes))} |
+
+## Use
+
+{use}
+
+## Data
+
+{source.data}
+
+## Accuracy
+
+{_accuracy(source)}
+
+## Intended use
+
+It is meant for images of the kind it was trained on, from {places}, where a wrong answer does no harm or a person checks it.
+{_fit(source)}
+The probabilities are not calibrated, and an image that shows none of the classes is given one of them all the same.
+Test the model on images of your own before you rely on it.
+
+## How it was checked
+
+{chr(10).join(f"- {sentence}" for sentence in how)}
+"""  # noqa: E501  (a paragraph of Markdown is a line)
+    write_text(folder / CARD, text)
+
+
+def _accuracy(source: ToExport) -> str:
+    """Return the accuracy on the clients' test images, in words."""
+    known = {number: source.bundle.clients[number].accuracy for number in source.clients}
+    tested = {number: value for number, value in known.items() if value is not None}
+    if not tested:
+        return "It has not been measured: there were no test images."
+    if not source.together:
+        (value,) = tested.values()
+        return f"{100 * value:.1f} % on this client's own test images, after the last round."
+    rows = [f"| {number} | {100 * value:.1f} % |" for number, value in tested.items()]
+    mean = f"On average {100 * sum(tested.values()) / len(tested):.1f} %. Each client on its own test images:"
+    return "\n".join([mean, "", "| client | accuracy |", "|---|---|", *rows])
+
+
+def _fit(source: ToExport) -> str:
+    """Return whom the model suits, in words."""
+    if source.together:
+        return "A client's tensors are fitted to its own images and may do worse on those of others."
+    return "It is fitted to one client's images and may do worse on those of others."
+
+
+def _without_paths(backbone: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a backbone's options; of weights in a folder of the user's only the last part of the path is told."""
+    weights = Path(str(backbone.get("weights", "embedded"))).expanduser()
+    return dict(backbone) | ({"weights": weights.name} if weights.exists() else {})
