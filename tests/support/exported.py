@@ -13,8 +13,8 @@ WITHOUT = 'import sys\nsys.modules["promptfed"] = None\n'  # importing it fails,
 PRINT = "\nimport json\nprint(json.dumps([float(one) for one in probabilities]))\n"
 
 
-def answer(folder: Path, photo: Path, **changes: str) -> list[float]:
-    """Return what the code in README.md answers for a photo; `changes` are put in the place of words in the code."""
+def answer(folder: Path, photo: Path, more: str = "", **changes: str) -> list[float]:
+    """Return what the code in README.md, and `more`, answers; `changes` are put in the place of words in the code."""
     (code,) = re.findall(r"^```python\n(.*?)^```", (folder / "README.md").read_text("utf-8"), re.M | re.S)
     code = code.replace("photo.jpg", str(photo))
     for old, new in changes.items():
@@ -22,7 +22,7 @@ def answer(folder: Path, photo: Path, **changes: str) -> list[float]:
         code = code.replace(old, new)
     plain = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", WITHOUT + code + PRINT],
+        [sys.executable, "-W", "ignore", "-c", WITHOUT + code + more + PRINT],
         cwd=folder,
         env=plain,
         capture_output=True,

@@ -76,8 +76,13 @@ def export_graph(
         write_about(part, found, kind, files, difference, changed)
         how = [in_words(difference, len(found.clients)), *([change_in_words(changed)] if changed else [])]
         write_card(part, found, of_graph(kind, found), how)
+    return exported(out, found, difference, changed)
+
+
+def exported(out: Path, source: ToExport, difference: float, changed: Changed | None = None) -> Exported:
+    """Return what lies in `out`."""
     written = tuple(path for path in sorted(out.rglob("*")) if path.is_file())
-    return Exported(out, found.whose, found.method, len(found.clients), written, difference, changed)
+    return Exported(out, source.whose, source.method, len(source.clients), written, difference, changed)
 
 
 @contextmanager

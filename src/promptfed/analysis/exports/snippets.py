@@ -28,6 +28,15 @@ SHARED = (
     "Weights that all clients share are in the graph. What is a client's own is in its file in `clients`, and becomes "
     "an input of the graph.\n\n"
 )
+PIPELINE = """```python
+from transformers import pipeline
+
+classify = pipeline("image-classification", model=".")
+for answer in classify("photo.jpg"):
+    print(answer["label"], answer["score"])
+```
+
+The folder is an ordinary model of transformers. Its processor scales and normalises a photograph as in training."""
 
 
 def of_graph(kind: str, source: ToExport) -> str:
