@@ -150,7 +150,7 @@ def tally(logits: Tensor, batch: Batch) -> Tree:
 
 
 def classifies(method: Method) -> bool:
-    """Say whether a right answer is one of `predict`, as in the default `evaluate`; a text-to-image method has its own."""
+    """Say whether a right answer is one of `predict`, as in the default `evaluate`; those that draw have their own."""
     inner = getattr(method, "inner", None)
     return classifies(inner) if isinstance(inner, Method) else type(method).evaluate is Method.evaluate
 

@@ -1,9 +1,7 @@
 """Measures for imbalanced classes and for confidence, with intervals, from a run's predictions: numpy only.
 
-    tallies.py     what is counted of a set of images, and the measures computed from the counts
-    ranking.py     the area under the ROC curve
-    resampling.py  the bootstrap
-    measuring.py   all of it, as summary.json has it
+From what is counted of a set of images (tallies.py) and the areas under the ROC curve (ranking.py), with a bootstrap
+(resampling.py), to all of it as summary.json has it (measuring.py).
 """
 
 METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "ece")
