@@ -55,7 +55,7 @@ def read_predictions(folder: Path) -> Predictions | None:
     if not path.is_file():
         return None
     try:
-        with np.load(path, allow_pickle=False) as found:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as found:
             arrays = {name: found[name] for name in found.files}
         counts = {name: int(arrays.pop(name)) for name in ("clients", "classes")}
         read = Predictions(**counts, **({"probabilities": None} | arrays))  # type: ignore[arg-type]
