@@ -25,7 +25,7 @@ Numbers = np.ndarray
 
 def count(label: Numbers, predicted: Numbers, confidence: Numbers | None = None, classes: int = 3) -> Tallies:
     sure = np.ones(len(label)) if confidence is None else confidence
-    return tally(label, predicted, sure, np.ones((1, len(label)), np.float32), classes)
+    return tally(label, predicted, sure, np.ones((1, len(label)), np.float32), np.arange(classes))
 
 
 def random_answers(images: int = 400, classes: int = 5, seed: int = 0) -> tuple[Numbers, Numbers, Numbers]:
@@ -67,7 +67,7 @@ def test_a_bin_holds_its_upper_edge() -> None:
 def test_weights_count_images_more_often() -> None:
     label, predicted = np.array([0, 0, 1]), np.array([0, 1, 1])
     weights = np.array([[2, 0, 1], [0, 3, 0]], np.float32)
-    found = tally(label, predicted, np.ones(3), weights, 2)
+    found = tally(label, predicted, np.ones(3), weights, np.arange(2))
     assert accuracy(found).tolist() == [1.0, 0.0]
     assert balanced_accuracy(found).tolist() == [1.0, 0.0]  # in the second row, class 1 has no image
     assert found.held.tolist() == [[2, 1], [3, 0]]

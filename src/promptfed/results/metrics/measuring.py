@@ -38,11 +38,13 @@ def measure(found: Predictions, seed: int, headline: str) -> Line:
     for client, rows in enumerate(places):
         if not len(rows):
             continue
-        plain, again = _counted(found, rows, seed, client)
+        plain, again, classes = _counted(found, rows, seed, client)
         own, pull = _ranking(found, rows)
         shifts = np.concatenate([w @ np.stack([pull, moved[rows]], 1) for _, w in resamples(len(rows), seed, client)])
         each[client] = _spread(plain, again, own, own + shifts[:, 0])
-        ones, drawn, ranked = ones + plain, drawn + again, ranked + shifts[:, 1]
+        ones.add(plain, classes)
+        drawn.add(again, classes)
+        ranked = ranked + shifts[:, 1]
     whole = _spread(ones, drawn, pooled, ranked)
     scores = {metric: _scores(metric, whole, each, found.clients) for metric in METRICS}
     worst = scores[headline]["worst_client"]
@@ -77,12 +79,13 @@ def _ranking(found: Predictions, rows: Numbers) -> tuple[float, Numbers]:
     return ranked or (np.nan, np.zeros(len(rows)))
 
 
-def _counted(found: Predictions, rows: Numbers, seed: int, client: int) -> tuple[Tallies, Tallies]:
-    """Count a client's images once, and in every resample."""
+def _counted(found: Predictions, rows: Numbers, seed: int, client: int) -> tuple[Tallies, Tallies, Numbers]:
+    """Count a client's images once, and in every resample, for the classes that occur."""
     parts = found.label[rows], found.predicted[rows], found.confidence[rows]
-    again = [tally(*parts, weights, found.classes) for _, weights in resamples(len(rows), seed, client)]
+    classes = np.union1d(*parts[:2])
+    again = [tally(*parts, weights, classes) for _, weights in resamples(len(rows), seed, client)]
     together = [np.concatenate(arrays) for arrays in zip(*(vars(one).values() for one in again), strict=True)]
-    return tally(*parts, np.ones((1, len(rows)), np.float32), found.classes), Tallies(*together)
+    return tally(*parts, np.ones((1, len(rows)), np.float32), classes), Tallies(*together), classes
 
 
 def _spread(plain: Tallies, drawn: Tallies, ranked: float, redrawn: Numbers) -> _Spread:

@@ -17,7 +17,7 @@ Numbers = NDArray[Any]
 
 @dataclass(frozen=True)
 class Tallies:
-    """The counts of R weightings; those of several clients may be added."""
+    """The counts of R weightings, for K classes."""
 
     hits: Array  # [R, K] right answers
     held: Array  # [R, K] images of a class
@@ -31,12 +31,12 @@ class Tallies:
         """Return the counts of no image."""
         return cls(*(np.zeros((rows, size)) for size in (classes,) * 3 + (BINS,) * 3))
 
-    def __add__(self, other: "Tallies") -> "Tallies":
-        return Tallies(*(mine + theirs for mine, theirs in zip(_fields(self), _fields(other), strict=True)))
-
-
-def _fields(one: Tallies) -> tuple[Array, ...]:
-    return one.hits, one.held, one.given, one.sure, one.right, one.count
+    def add(self, other: "Tallies", classes: Numbers) -> None:
+        """Add counts of some classes in place: with many clients and classes, most of a new array would be zeros."""
+        for mine, theirs in ((self.hits, other.hits), (self.held, other.held), (self.given, other.given)):
+            mine[:, classes] += theirs
+        for mine, theirs in ((self.sure, other.sure), (self.right, other.right), (self.count, other.count)):
+            mine += theirs
 
 
 def find_bins(confidence: Numbers) -> Numbers:
@@ -44,27 +44,25 @@ def find_bins(confidence: Numbers) -> Numbers:
     return np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1)
 
 
-def tally(label: Numbers, predicted: Numbers, confidence: Numbers, weights: Numbers, classes: int) -> Tallies:
-    """Count images [n] under weights [R, n]; only the columns of classes that occur are multiplied."""
-    seen = np.union1d(label, predicted)
+def tally(label: Numbers, predicted: Numbers, confidence: Numbers, weights: Numbers, classes: Numbers) -> Tallies:
+    """Count images [n] under weights [R, n], for these classes [K] in ascending order; no others may occur."""
     right = label == predicted
-    bins, filled = np.unique(find_bins(confidence), return_inverse=True)
+    bins = find_bins(confidence)
 
-    def spread(size: int, columns: Numbers, where: Numbers, value: Numbers) -> Array:
-        marks = np.zeros((len(label), len(columns)), np.float32)
+    def summed(size: int, where: Numbers, value: Numbers | float) -> Array:
+        marks = np.zeros((len(label), size), np.float32)
         marks[np.arange(len(label)), where] = value
-        whole = np.zeros((len(weights), size))
-        whole[:, columns] = weights @ marks
-        return whole
+        found: Array = (weights @ marks).astype(np.float64)
+        return found
 
-    own, said = np.searchsorted(seen, label), np.searchsorted(seen, predicted)
+    own, said = np.searchsorted(classes, label), np.searchsorted(classes, predicted)
     return Tallies(
-        hits=spread(classes, seen, own, right),
-        held=spread(classes, seen, own, np.ones(len(label))),
-        given=spread(classes, seen, said, np.ones(len(label))),
-        sure=spread(BINS, bins, filled, confidence),
-        right=spread(BINS, bins, filled, right),
-        count=spread(BINS, bins, filled, np.ones(len(label))),
+        hits=summed(len(classes), own, right),
+        held=summed(len(classes), own, 1),
+        given=summed(len(classes), said, 1),
+        sure=summed(BINS, bins, confidence),
+        right=summed(BINS, bins, right),
+        count=summed(BINS, bins, 1),
     )
 
 
