@@ -3,7 +3,7 @@
 from promptfed.federation.loop import Loop
 from promptfed.results.folder.predictions import write_predictions
 from promptfed.results.folder.record import Line
-from promptfed.results.metrics.measuring import measure
+from promptfed.results.metrics.measures import measure
 from promptfed.runs.recipe import Recipe
 
 

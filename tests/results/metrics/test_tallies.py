@@ -7,7 +7,7 @@ import pytest
 from sklearn.metrics import balanced_accuracy_score, confusion_matrix, f1_score, recall_score, roc_auc_score
 
 from promptfed.results.folder.predictions import Predictions
-from promptfed.results.metrics.measuring import confusion
+from promptfed.results.metrics.measures import confusion
 from promptfed.results.metrics.ranking import auroc
 from promptfed.results.metrics.tallies import (
     Tallies,

@@ -9,7 +9,7 @@ import numpy as np
 from promptfed.cli.analysis import Accuracy
 from promptfed.results.folder import names
 from promptfed.results.folder.predictions import Predictions
-from promptfed.results.metrics.measuring import measure
+from promptfed.results.metrics.measures import measure
 from promptfed.results.report import across, read_run, write_report
 from promptfed.results.report.class_plots import confusion_chart
 from promptfed.results.report.tables import ACCURACIES

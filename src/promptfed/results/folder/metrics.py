@@ -74,9 +74,16 @@ def parse_metrics(raw: Mapping[str, Any] | None) -> Metrics | None:
 
 
 def _scores(raw: Mapping[str, Any]) -> MetricScores:
-    intervals = {f"{name}_interval": _interval(raw[f"{name}_interval"]) for name in ("pooled", "mean", "worst")}
-    plain = {name: raw[name] for name in ("pooled", "mean", "worst", "worst_client")}
-    return MetricScores(**plain, **intervals, per_client=tuple(raw["per_client"]))
+    return MetricScores(
+        pooled=raw["pooled"],
+        pooled_interval=_interval(raw["pooled_interval"]),
+        mean=raw["mean"],
+        mean_interval=_interval(raw["mean_interval"]),
+        worst=raw["worst"],
+        worst_interval=_interval(raw["worst_interval"]),
+        worst_client=raw["worst_client"],
+        per_client=tuple(raw["per_client"]),
+    )
 
 
 def _interval(raw: Any) -> Interval | None:

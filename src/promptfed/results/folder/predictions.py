@@ -42,10 +42,9 @@ def fits(images: int, classes: int) -> bool:
 
 def write_predictions(folder: Path, found: Predictions) -> None:
     """Write predictions.npz in one step; the same predictions always give the same bytes."""
-    arrays = {name: getattr(found, name) for name in ("client", "image", "label", "predicted", "confidence")}
-    more = {} if found.probabilities is None else {"probabilities": found.probabilities}
+    arrays: dict[str, Any] = {name: value for name, value in vars(found).items() if value is not None}
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, clients=found.clients, classes=found.classes, **arrays, **more)
+    np.savez_compressed(buffer, **arrays)
     write_bytes(folder / names.PREDICTIONS, buffer.getvalue())
 
 

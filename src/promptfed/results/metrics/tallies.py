@@ -41,7 +41,8 @@ class Tallies:
 
 def find_bins(confidence: Numbers) -> Numbers:
     """Return the bin of each confidence; a bin holds its upper edge."""
-    return np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1)
+    found: Numbers = np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1)
+    return found
 
 
 def tally(label: Numbers, predicted: Numbers, confidence: Numbers, weights: Numbers, classes: Numbers) -> Tallies:

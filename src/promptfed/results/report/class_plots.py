@@ -24,6 +24,7 @@ from promptfed.results.report.svg import (
 MOST_NUMBERED = 15  # classes whose counts are written in the cells, with tooltips
 MOST_RECALLS = 40  # classes that have a bar
 SHADES = 20
+LEAST = 0.01  # the share of answers that a bin needs for the line to go through it
 PERCENT = (0.0, 25.0, 50.0, 75.0, 100.0)
 
 
@@ -156,7 +157,8 @@ def reliability_chart(lines: Sequence[ReliabilityLine], *, width: int, title: st
         total = sum(one.images for one in line.bins)
         places = [(across.at(100 * one.confidence), up.at(100 * one.accuracy)) for one in line.bins]
         colour = series_class(line.colour)
-        parts.append(f'<path class="line {colour}" d="M{"L".join(f"{n(x)} {n(y)}" for x, y in places)}"/>')
+        firm = [place for one, place in zip(line.bins, places, strict=True) if one.images >= LEAST * total]
+        parts.append(f'<path class="line {colour}" d="M{"L".join(f"{n(x)} {n(y)}" for x, y in firm)}"/>')
         for one, (x, y) in zip(line.bins, places, strict=True):
             radius = 2.5 + 7 * math.sqrt(one.images / total)
             tip = (

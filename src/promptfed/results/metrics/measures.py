@@ -106,7 +106,7 @@ def _scores(metric: str, whole: _Spread, each: dict[int, _Spread], clients: int)
         "mean": float(np.mean([one.value[metric] for one in known.values()])) if known else None,
         "mean_interval": interval(np.mean([one.drawn[metric] for one in known.values()], 0)) if known else None,
         "worst": known[worst].value[metric] if worst is not None else None,
-        "worst_interval": intervals.get(worst),
+        "worst_interval": None if worst is None else intervals[worst],
         "worst_client": worst,
         "per_client": [known[c].value[metric] if c in known else None for c in range(clients)],
         "per_client_intervals": [intervals.get(client) for client in range(clients)],

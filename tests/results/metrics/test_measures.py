@@ -10,7 +10,7 @@ from promptfed.results.folder import names, predictions
 from promptfed.results.folder.metrics import parse_metrics
 from promptfed.results.folder.predictions import Predictions, fits, read_predictions, write_predictions
 from promptfed.results.metrics import METRICS, resampling
-from promptfed.results.metrics.measuring import client_rows, confusion, measure
+from promptfed.results.metrics.measures import client_rows, confusion, measure
 from promptfed.results.metrics.resampling import interval, resamples
 
 
