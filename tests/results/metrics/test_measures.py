@@ -40,8 +40,11 @@ def test_clients_by_hand() -> None:
     assert found["recall"]["worst"] == [1.0, 0.0]
     assert found["recall"]["per_client"] == [[1.0, 0.0], [None, None], [None, 0.5], [1.0, 1.0]]
     assert found["confusion"] == {"pooled": [[4, 0], [2, 2]], "worst": [[3, 0], [1, 0]]}
-    assert found["reliability"]["images"] == [0] * 11 + [8] + [0] * 3  # 0.75 is in the twelfth bin
-    assert found["reliability"]["accuracy"][11] == 0.75
+    bins = found["reliability"]
+    assert bins["pooled"]["images"] == [0] * 11 + [8] + [0] * 3  # 0.75 is in the twelfth bin
+    assert bins["pooled"]["accuracy"][11] == 0.75
+    assert bins["worst"]["images"][11] == 4
+    assert bins["worst"]["confidence"][:2] == [None, None]
 
 
 def test_undefined_is_none_and_not_zero() -> None:

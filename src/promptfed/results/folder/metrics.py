@@ -48,6 +48,7 @@ class Metrics:
     confusion: Counts | None
     worst_confusion: Counts | None
     reliability: tuple[ReliabilityBin, ...]
+    worst_reliability: tuple[ReliabilityBin, ...]
 
 
 def parse_metrics(raw: Mapping[str, Any] | None) -> Metrics | None:
@@ -65,12 +66,17 @@ def parse_metrics(raw: Mapping[str, Any] | None) -> Metrics | None:
         worst_recall=tuple(recall["worst"] or ()),
         confusion=_counts(counts.get("pooled")),
         worst_confusion=_counts(counts.get("worst")),
-        reliability=tuple(
-            ReliabilityBin(int(count), float(sure), float(right))
-            for count, sure, right in zip(bins["images"], bins["confidence"], bins["accuracy"], strict=True)
-            if count
-        ),
+        reliability=_bins(bins["pooled"]),
+        worst_reliability=_bins(bins["worst"]),
     )
+
+
+def _bins(raw: Mapping[str, Any] | None) -> tuple[ReliabilityBin, ...]:
+    """Return the bins that hold any answer."""
+    if raw is None:
+        return ()
+    parts = zip(raw["images"], raw["confidence"], raw["accuracy"], strict=True)
+    return tuple(ReliabilityBin(int(count), float(sure), float(right)) for count, sure, right in parts if count)
 
 
 def _scores(raw: Mapping[str, Any]) -> MetricScores:

@@ -1,6 +1,6 @@
 """From a run's predictions to the measures that summary.json has."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +57,10 @@ def measure(found: Predictions, seed: int, headline: str) -> Line:
         "worst_client": worst,
         "recall": _recalls(found, ones, drawn, worst),
         "confusion": _confusions(found, worst),
-        "reliability": _reliability(ones),
+        "reliability": {
+            "pooled": _reliability(ones),
+            "worst": None if worst is None else _reliability(_counted_once(found, places[worst])[0]),
+        },
     }
 
 
@@ -82,10 +85,17 @@ def _ranking(found: Predictions, rows: Numbers) -> tuple[float, Numbers]:
 def _counted(found: Predictions, rows: Numbers, seed: int, client: int) -> tuple[Tallies, Tallies, Numbers]:
     """Count a client's images once, and in every resample, for the classes that occur."""
     parts = found.label[rows], found.predicted[rows], found.confidence[rows]
-    classes = np.union1d(*parts[:2])
+    plain, classes = _counted_once(found, rows)
     again = [tally(*parts, weights, classes) for _, weights in resamples(len(rows), seed, client)]
     together = [np.concatenate(arrays) for arrays in zip(*(vars(one).values() for one in again), strict=True)]
-    return tally(*parts, np.ones((1, len(rows)), np.float32), classes), Tallies(*together), classes
+    return plain, Tallies(*together), classes
+
+
+def _counted_once(found: Predictions, rows: Numbers) -> tuple[Tallies, Numbers]:
+    """Count some images, for the classes that occur."""
+    label, predicted = found.label[rows], found.predicted[rows]
+    classes = np.union1d(label, predicted)
+    return tally(label, predicted, found.confidence[rows], np.ones((1, len(rows)), np.float32), classes), classes
 
 
 def _spread(plain: Tallies, drawn: Tallies, ranked: float, redrawn: Numbers) -> _Spread:
@@ -140,13 +150,9 @@ def _confusions(found: Predictions, worst: int | None) -> Line | None:
 def _reliability(plain: Tallies) -> Line:
     """Return how many answers each bin of confidence has, how sure they are and how many of them are right."""
     count = plain.count[0]
-    shares = (np.divide(part[0], count, out=np.full(len(count), np.nan), where=count > 0) for part in _pair(plain))
-    sure, right = map(_plainly, shares)
+    filled = np.where(count > 0, count, np.nan)
+    sure, right = (_plainly(part[0] / filled) for part in (plain.sure, plain.right))
     return {"images": count.astype(int).tolist(), "confidence": sure, "accuracy": right}
-
-
-def _pair(plain: Tallies) -> Iterator[Numbers]:
-    yield from (plain.sure, plain.right)
 
 
 def _plain(value: float) -> float | None:

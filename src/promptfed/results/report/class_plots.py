@@ -40,7 +40,7 @@ class RecallBar:
 
 @dataclass(frozen=True)
 class ReliabilityLine:
-    """The bins of one method."""
+    """The bins of one method, or of one client."""
 
     label: str
     bins: tuple[ReliabilityBin, ...]
@@ -167,4 +167,4 @@ def reliability_chart(lines: Sequence[ReliabilityLine], *, width: int, title: st
             )
             circle = f'<circle cx="{n(x)}" cy="{n(y)}" r="{n(radius)}" fill-opacity=".6"/>'
             parts.append(f'<g class="dot {colour}">{circle}<title>{escape(tip)}</title></g>')
-    return document(frame, title, f"confidence against accuracy of {len(lines)} methods", parts)
+    return document(frame, title, f"confidence against accuracy: {', '.join(line.label for line in lines)}", parts)

@@ -46,6 +46,10 @@ def draw_classes(groups: Sequence[RunGroup], colours: Mapping[str, int], where: 
     if not found:
         return
     lines = [ReliabilityLine(label, one.reliability, colours[label]) for label, _, one in found]
+    if len(found) == 1 and found[0][2].worst_reliability:
+        one = found[0][2]
+        lines = [ReliabilityLine("all test images", one.reliability, 0)]
+        lines.append(ReliabilityLine(f"client {one.worst_client}", one.worst_reliability, 1))
     keys = [Key("line", line.colour, line.label) for line in lines] if len(lines) > 1 else []
     drawn = reliability_chart(lines, width=SMALL, title="Confidence against accuracy")
     caption = (
