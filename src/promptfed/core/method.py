@@ -136,14 +136,24 @@ class Method:
 
     def evaluate(self, task: Task, params: Tree, batch: Batch) -> Tree:
         """Return sums over the batch per client, "count" among them; the default counts right answers."""
-        logits = self.predict(task, params, tree.drop(batch, ["y"]))
-        right = (logits.argmax(-1) == batch["y"]).to(logits.dtype) * batch["mask"]
-        count = batch["mask"].sum(-1)
-        return {
-            "correct": right.sum(-1),
-            "loss": ops.cross_entropy(logits, batch["y"], batch["mask"]) * count,
-            "count": count,
-        }
+        return tally(self.predict(task, params, tree.drop(batch, ["y"])), batch)
+
+
+def tally(logits: Tensor, batch: Batch) -> Tree:
+    """Return the sums of the default `evaluate` for the logits [B, classes] of a batch."""
+    right = (logits.argmax(-1) == batch["y"]).to(logits.dtype) * batch["mask"]
+    count = batch["mask"].sum(-1)
+    return {
+        "correct": right.sum(-1),
+        "loss": ops.cross_entropy(logits, batch["y"], batch["mask"]) * count,
+        "count": count,
+    }
+
+
+def classifies(method: Method) -> bool:
+    """Say whether a right answer is one of `predict`, as in the default `evaluate`; those that draw have their own."""
+    inner = getattr(method, "inner", None)
+    return classifies(inner) if isinstance(inner, Method) else type(method).evaluate is Method.evaluate
 
 
 def adapts(method: Method) -> bool:

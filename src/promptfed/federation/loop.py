@@ -14,16 +14,18 @@ from torch import Tensor
 
 from promptfed.core import extensions, keys, tree
 from promptfed.core.errors import PromptFedError
-from promptfed.core.method import Method, Task, adapts
+from promptfed.core.method import Method, Task, adapts, classifies
 from promptfed.core.protocols import Rng
 from promptfed.core.tree import Tree
 from promptfed.data.batches import Shards
+from promptfed.federation.answers import Answers
 from promptfed.federation.evaluate import Score, local_score, score
 from promptfed.federation.fleet import Fitted, Fleet, score_deployed
 from promptfed.federation.guards import Guards
 from promptfed.federation.sampling import choose
 from promptfed.federation.store import Store, read_tree, verify, write_tree
 from promptfed.results.folder import names
+from promptfed.results.folder.predictions import Predictions
 from promptfed.results.folder.record import Line, Record
 
 
@@ -86,6 +88,7 @@ class Loop:
         self._saved = 0
         self._sealing = False  # the round's personal trees are being taken over
         self._pending_check: _FiniteCheck | None = None
+        self._answers: Answers | None = None  # of the models that the clients deploy
         server = method.init_server(task, rng_for(settings.seed, "server"))
         self.server: Tree = tree.settled(tree.to(server, self.device))
 
@@ -232,6 +235,12 @@ class Loop:
         sums = self._evaluate(self.server, self.settings.total, adapt=True)
         return score(sums["correct"].tolist(), sums["count"].tolist())
 
+    def predictions(self) -> Predictions | None:
+        """Return what the models of the last test answer on the clients' images; `adapted` comes first."""
+        if self._answers is None and classifies(self.method):  # resumed after the last round
+            self._evaluate(self.server, self.finished - 1, adapt=False)
+        return self._answers.predictions() if self._answers else None
+
     def after(self) -> Score | None:
         """Return the score of every client's model after one more local training from the final state."""
         if not self.settings.after:
@@ -286,7 +295,10 @@ class Loop:
 
     def _evaluate(self, server: Tree, t: int, *, adapt: bool) -> Tree:
         download = partial(self.method.download, self.task, server)
-        return self.fleet.evaluate(t, self._present(t), download, adapt=adapt)
+        answers = None
+        if t + 1 >= self.settings.total and adapt == adapts(self.method):  # the models that the clients deploy
+            answers = self._answers = Answers(self.shards.rows["test"], len(self.task.classes))
+        return self.fleet.evaluate(t, self._present(t), download, adapt=adapt, answers=answers)
 
 
 def _mean_loss(sums: Tree) -> float | None:

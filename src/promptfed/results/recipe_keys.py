@@ -7,8 +7,11 @@ later and are left out at their default, and `federation.guards.deciding`, which
 # Where a run is made and how often it is saved: no number depends on it. A fingerprint takes these values instead.
 PLACE = {"device": "auto", "checkpoint_seconds": 0.0}
 
+# Which of the measures comes first: all of them are always computed.
+SHOWN = "evaluate.metric"
+
 # Runs that differ in these alone repeat each other: a report pools them in one row.
-REPEATED = frozenset({"seed", *PLACE})
+REPEATED = frozenset({"seed", *PLACE, SHOWN})
 
 # How often a run is evaluated besides: it changes neither what is trained nor what is tested at the end.
 EVALUATION = frozenset({"evaluate.every", "evaluate.personal", "evaluate.after"})

@@ -7,7 +7,7 @@ from typing import Any
 
 from promptfed.core import options
 from promptfed.core.errors import PromptFedError, choice
-from promptfed.core.method import Method
+from promptfed.core.method import Method, classifies
 from promptfed.data.datasets import DATASETS
 from promptfed.data.partition import PARTITIONS
 from promptfed.federation import guards
@@ -76,8 +76,10 @@ def resolve(content: Mapping[str, Any], where: str = "the recipe") -> Recipe:
         evaluate=as_table(options.make(EvaluateOptions, recipe.evaluate, "evaluate")),
         guards=guards.filled(recipe.guards),
     )
+    made = build_method(recipe)
+    _check_metric(recipe, made)
     founders = recipe.per_round or recipe.clients - recipe.newcomers
-    guards.check(recipe.guards, build_method(recipe), min(founders, recipe.newcomers or founders))
+    guards.check(recipe.guards, made, min(founders, recipe.newcomers or founders))
     return recipe
 
 
@@ -124,6 +126,14 @@ def _check_clients(recipe: Recipe) -> None:
     if recipe.per_round > recipe.clients - recipe.newcomers:
         there = f"clients={recipe.clients}" + (f" less newcomers={recipe.newcomers}" if recipe.newcomers else "")
         raise PromptFedError(f"per_round={recipe.per_round} is more than {there}.")
+
+
+def _check_metric(recipe: Recipe, method: Method) -> None:
+    """Refuse a headline that the method's test does not give."""
+    metric = recipe.evaluate["metric"]
+    if metric != "accuracy" and not classifies(method):
+        name = recipe.method["name"]
+        raise PromptFedError(f"evaluate.metric={metric} needs a classifier, which {name} is not; use accuracy.")
 
 
 def check_device(device: str) -> None:

@@ -15,6 +15,7 @@ from promptfed.results.folder.record import Line, Record
 from promptfed.results.report import compare, read_run, write_report
 from promptfed.runs import domains, exhibits
 from promptfed.runs.environment import environment, precision
+from promptfed.runs.measuring import measured
 from promptfed.runs.planning import Plan, digests, make_loop, prepare
 from promptfed.runs.recipe import Recipe
 from promptfed.runs.summary import privacy_spent, summary_head
@@ -63,7 +64,7 @@ def _complete(plan: Plan, loop: Loop) -> Line:
         head = summary_head(recipe, plan.partition.hash, str(plan.device)) | privacy_spent(loop, recipe.rounds)
         if "stopped" in head:
             sys.stderr.write(head["stopped"] + "\n")
-        summary = summarise(record, head, *_last_tests(loop), recipe.newcomers)
+        summary = summarise(record, head, *_last_tests(loop), recipe.newcomers) | measured(loop, recipe)
     record.finish(summary)
     exhibits.write_figures(loop, record.folder / names.FIGURES, plan.dataset)
     domains.show(loop, plan.dataset, record.folder)
@@ -82,7 +83,7 @@ def _restore(plan: Plan, loop: Loop, sources: Mapping[str, str]) -> None:
         loop.restore(state)
     stored = record.folder / names.RECIPE
     if stored.read_text(encoding="utf-8") != recipe.to_toml():  # resumed for more rounds, or on another device
-        for stale in (names.SUMMARY, names.FIGURES):
+        for stale in (names.SUMMARY, names.FIGURES, names.PREDICTIONS):
             (record.folder / stale).unlink(missing_ok=True)
         write_text(stored, recipe.to_toml())
 

@@ -33,6 +33,7 @@ class EvaluateOptions:
     personal: bool = True  # false: before the last round, evaluate only the server's own model
     after: bool = True  # at the end, also evaluate every client after one more local training
     split: Literal["test", "val"] = "test"  # val: choose settings on validation images, never on test images
+    metric: Literal["accuracy", "balanced_accuracy", "macro_f1", "auroc", "ece"] = "accuracy"  # what comes first
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ ADDED_KEYS = {
     "partition.unseen": "",
     "partition.draw": "seed",
     "pfllib-iid:partition.balanced": False,
+    "evaluate.metric": "accuracy",
     "method.tune_epochs": 0,
     "method.test_prompt": "own",
     "per-fedavg:method.drop_last": False,

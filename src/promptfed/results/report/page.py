@@ -19,6 +19,7 @@ from promptfed.results.folder.values import Holdings
 from promptfed.results.report.exhibits import exhibit
 from promptfed.results.report.groups import RunGroup, group_runs
 from promptfed.results.report.sections import RESULTS, WORKINGS, drawn
+from promptfed.results.report.sure import headline_tiles
 from promptfed.results.report.svg import shape_path
 from promptfed.results.report.table import human_bytes, percent
 from promptfed.results.report.tables import compare
@@ -77,6 +78,7 @@ def render(runs: Sequence[RunFolder]) -> str:
         several=len(runs) > 1,
         adapting=" and ".join(group.label for group in groups if group.adapts),
         joined=any(run.joined for run in runs),
+        measured=any(run.metrics for run in runs),
     )
 
 
@@ -130,8 +132,8 @@ def _tiles(groups: Sequence[RunGroup]) -> list[Tile]:
     several = len(groups) > 1
     racing = [group for group in groups if group.finished] or groups
     scored = [group for group in racing if all(run.scores for run in group.runs)]
-    tiles = []
-    for name, attribute in (("Mean accuracy", "mean"), ("Worst client", "worst")):
+    tiles = [Tile(name, value, "%", detail) for name, value, detail in headline_tiles(racing)]
+    for name, attribute in () if tiles else (("Mean accuracy", "mean"), ("Worst client", "worst")):
         if scored:
             value, index = max((_mean_score(group, attribute), -index) for index, group in enumerate(scored))
             tiles.append(Tile(name, percent(value), "%", _tile_detail(scored[-index], attribute, several)))
