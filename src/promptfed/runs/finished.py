@@ -26,6 +26,7 @@ from promptfed.results.folder.parts import read_summary
 from promptfed.results.folder.record import Line, Record, over_sites
 from promptfed.runs import config, planning
 from promptfed.runs.config import Recipe
+from promptfed.runs.learning import training_of
 from promptfed.runs.planning import Plan
 
 UNKNOWN = (32, 32)  # the size of images that are not needed; a model draws pictures of its own size
@@ -157,7 +158,8 @@ class FinishedRun:
         """Return a client's training data in round `t`; whoever asks it for no batch loads no image."""
         rows, draws = self.described.partition.train, self.method.draws(self.task)
         pool, most = LatePool(lambda: self.loop.shards.pool), max(map(len, rows))
-        return ClientData(pool, self.recipe.seed, t, (client,), (rows[client],), False, draws, self.facts(client), most)
+        own, facts, training = (rows[client],), self.facts(client), training_of(self.recipe)
+        return ClientData(pool, self.recipe.seed, t, (client,), own, False, draws, facts, most, training=training)
 
     def own(self, client: int) -> tuple[Tree, Tree]:
         """Return what a client receives from the server now, and its personal tree."""

@@ -31,6 +31,7 @@ from promptfed.federation.sampling import choose
 from promptfed.federation.store import Store
 from promptfed.results.folder.record import Record
 from promptfed.runs import config
+from promptfed.runs.learning import training_of
 from promptfed.runs.recipe import EvaluateOptions, FleetOptions, Recipe
 
 IMAGES, WEIGHTS = "images", "frozen weights"  # what a checkpoint has digests of
@@ -119,7 +120,7 @@ def make_task(recipe: Recipe, sides: tuple[int, int], classes: tuple[str, ...], 
     if "names" in options.hints(kind):  # a text tower reads the classes' names
         fixed["names"] = classes
     backbone: Any = options.make(kind, given, "backbone", fixed)
-    return Task(backbone.to(device), classes, recipe.clients - recipe.newcomers)
+    return Task(backbone.to(device), classes, recipe.clients - recipe.newcomers, recipe.rounds)
 
 
 def task_for(method: Method, task: Task) -> Task:
@@ -134,7 +135,13 @@ def make_loop(plan: Plan, record: Record, *, secret_draw: bool = True) -> Loop:
     evaluate = options.make(EvaluateOptions, recipe.evaluate, "evaluate")
     pool = _pool(plan)
     shards = Shards(
-        pool, plan.partition.train, plan.partition.test, recipe.seed, method.draws(task), _unseen(recipe, dataset)
+        pool,
+        plan.partition.train,
+        plan.partition.test,
+        recipe.seed,
+        method.draws(task),
+        _unseen(recipe, dataset),
+        training_of(recipe),
     )
 
     def fresh(client: int) -> Tree:
