@@ -1,6 +1,7 @@
 """Schedules, weights of classes and changes of images in whole runs: their fingerprints, fleets, resuming, refusals."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from support.loops import make
 from support.stopped_runs import assert_same, bits
 from support.tiny_runs import tiny, write_images
 
-TABLES = {
+TABLES: dict[str, Any] = {
     "schedule": {"name": "cosine", "warmup": 1},
     "train": {"augment": "flip+crop+color", "class_weights": "balanced"},
 }

@@ -19,9 +19,11 @@ from promptfed.core.protocols import Rng
 from promptfed.core.tree import Tree
 from promptfed.data.batches import Shards
 from promptfed.federation.evaluate import Score, score
+from promptfed.federation.finite import FiniteCheck
 from promptfed.federation.fleet import Fitted, Fleet, score_deployed
 from promptfed.federation.guards import Guards
 from promptfed.federation.sampling import choose
+from promptfed.federation.stopping import Stopping
 from promptfed.federation.store import Store, read_tree, verify, write_tree
 from promptfed.results.folder import names
 from promptfed.results.folder.record import Line, Record
@@ -76,7 +78,10 @@ class Loop:
         record: Record,
         settings: Settings,
         guards: Guards | None = None,
+        stopping: Stopping | None = None,
+        validation: Fleet | None = None,  # the same clients, tested on validation images; None: `fleet` tests on them
     ) -> None:
+        self.stopping, self.validation = stopping, validation
         self.method, self.task, self.fleet, self.shards, self.store = method, task, fleet, shards, store
         self.record, self.settings, self.guards = record, settings, guards or Guards()
         self.device = shards.pool.x.device
@@ -85,9 +90,16 @@ class Loop:
         self.finished = 0
         self._saved = 0
         self._sealing = False  # the round's personal trees are being taken over
-        self._pending_check: _FiniteCheck | None = None
+        self._pending_check: FiniteCheck | None = None
         server = method.init_server(task, rng_for(settings.seed, "server"))
         self.server: Tree = tree.settled(tree.to(server, self.device))
+
+    @property
+    def ended(self) -> bool:
+        """Say whether there is no round left, be it for want of patience."""
+        lines = self.record.rounds
+        stopped = self.stopping is not None and bool(lines) and self.stopping.exhausted(lines)
+        return self.finished >= self.settings.total or stopped
 
     def restore(self, state: Line, *, rewind: bool = True) -> None:
         """Restore a committed state; without `rewind` nothing is written, for readers."""
@@ -125,7 +137,7 @@ class Loop:
 
     def _run(self, save: Callable[[], None], progress: Callable[[Line], None]) -> None:
         next_save = time.monotonic() + self.settings.checkpoint_seconds
-        while self.finished < self.settings.total:
+        while not self.ended:
             server, line = self.round(self.finished)
             with uninterrupted():
                 self._keep(server, self.finished + 1)
@@ -163,6 +175,8 @@ class Loop:
         scores: Line = dict.fromkeys(("loss", "received", "trained", "deployed"))
         if personal:
             scores |= self._personal_scores(server, t, clients, fitted)
+            scores |= self._validation_score(server, t, scores)
+            last = last or self._exhausted(t, scores)
         if last or (evaluated and not personal):
             scores["deployed"] = self._deployed_score(server)
         self._check_finite(server, t, scores["loss"])
@@ -208,6 +222,21 @@ class Loop:
             "trained": score(right.tolist(), total.tolist()),
         }
 
+    def _validation_score(self, server: Tree, t: int, scores: Line) -> Line:
+        """Return the received models' score on validation images, if it decides when the run ends."""
+        if self.stopping is None:
+            return {}
+        if self.validation is None:
+            return {"validation": scores["received"] | {"loss": scores["loss"]}}
+        download = partial(self.method.download, self.task, server)
+        sums = self.validation.evaluate(t, self._present(t), download, adapt=False)
+        scored = score(sums["correct"].tolist(), sums["count"].tolist())
+        return {"validation": scored | {"loss": _mean_loss(sums)}}
+
+    def _exhausted(self, t: int, scores: Line) -> bool:
+        lines = [*self.record.rounds[:t], scores | {"round": t + 1}]
+        return self.stopping is not None and self.stopping.exhausted(lines)
+
     def reevaluated(self, line: Line) -> Line:
         """Return the last round's line with the scores of the final state as this loop's method tests it."""
         received = self._evaluate(self.server, self.finished - 1, adapt=False)
@@ -227,7 +256,7 @@ class Loop:
         """Return the score of the models the clients deploy, if the method adapts what a client received."""
         if not adapts(self.method):
             return None
-        sums = self._evaluate(self.server, self.settings.total, adapt=True)
+        sums = self._evaluate(self.server, self.finished, adapt=True)
         return score(sums["correct"].tolist(), sums["count"].tolist())
 
     def after(self) -> Score | None:
@@ -236,7 +265,7 @@ class Loop:
             return None
         download = partial(self.method.download, self.task, self.server)
         parts = [
-            self.fleet.fit(self.settings.total, some, download(some), keep=False).tested
+            self.fleet.fit(self.finished, some, download(some), keep=False).tested
             for some in self.everyone.split(self.settings.per_round or len(self.everyone))
         ]
         sums = tree.cat(parts)
@@ -265,7 +294,7 @@ class Loop:
         if loss is not None and not math.isfinite(loss):
             raise self._diverged(t)
         if server:
-            self._pending_check = _FiniteCheck.begin(
+            self._pending_check = FiniteCheck.begin(
                 t, torch.stack([torch.isfinite(value).all() for value in server.values()])
             )
 
@@ -291,31 +320,6 @@ def _mean_loss(sums: Tree) -> float | None:
     """Return the mean loss over all test images; real sites may keep their losses to themselves."""
     known = "loss" in sums and sums["count"].any()
     return float(sums["loss"].sum() / sums["count"].sum()) if known else None
-
-
-@dataclass(frozen=True)
-class _FiniteCheck:
-    """Whether the numbers after a round are finite; the answer is on its way to the host."""
-
-    round: int
-    each: Tensor
-    arrived: torch.cuda.Event | None  # waiting for it does not wait for what the GPU was given since
-
-    @classmethod
-    def begin(cls, t: int, each: Tensor) -> "_FiniteCheck":
-        """Send the answer to the host without waiting for it."""
-        if not each.is_cuda:
-            return cls(t, each, None)
-        host = torch.empty_like(each, device="cpu", pin_memory=True).copy_(each, non_blocking=True)
-        arrived = torch.cuda.Event()
-        arrived.record()
-        return cls(t, host, arrived)
-
-    def finite(self) -> bool:
-        """Wait for the answer and return it."""
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        return bool(self.each.all())
 
 
 @contextmanager

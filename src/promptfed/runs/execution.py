@@ -17,7 +17,7 @@ from promptfed.runs import domains, exhibits
 from promptfed.runs.environment import environment, precision
 from promptfed.runs.planning import Plan, digests, make_loop, prepare
 from promptfed.runs.recipe import Recipe
-from promptfed.runs.summary import privacy_spent, summary_head
+from promptfed.runs.summary import privacy_spent, stopped_early, summary_head
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ def _complete(plan: Plan, loop: Loop) -> Line:
             advance(loop.finished)
             loop.fleet.tick = lambda more, of: advance(more / of)
             loop.run(lambda: loop.save(recipe.hash, plan.partition.hash, sources), lambda line: advance(0, _note(line)))
-        head = summary_head(recipe, plan.partition.hash, str(plan.device)) | privacy_spent(loop, recipe.rounds)
+        head = summary_head(recipe, plan.partition.hash, str(plan.device))
+        head |= privacy_spent(loop, recipe.rounds) | stopped_early(loop)
         if "stopped" in head:
             sys.stderr.write(head["stopped"] + "\n")
         summary = summarise(record, head, *_last_tests(loop), recipe.newcomers)
@@ -99,4 +100,6 @@ def _last_tests(loop: Loop) -> tuple[Score | None, Score | None]:
 
 def _note(line: Line) -> str:
     mean = line["received"] and line["received"]["mean"]
-    return "" if mean is None else f"accuracy {100 * mean:.1f} %"
+    valid = line.get("validation", {}).get("mean")
+    shown = [("accuracy", mean), ("validation", valid)]
+    return ", ".join(f"{what} {100 * value:.1f} %" for what, value in shown if value is not None)

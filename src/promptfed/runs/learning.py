@@ -1,6 +1,6 @@
-"""How a run learns, whatever its method: the tables [schedule] and [train], from a recipe's keys to values."""
+"""How a run learns, whatever its method: the tables [schedule], [train] and [stop], from a recipe's keys to values."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal
 
 from promptfed.core import options
@@ -9,7 +9,11 @@ from promptfed.core.method import Method
 from promptfed.core.options import Range
 from promptfed.core.schedule import Schedule
 from promptfed.data.augment import Augment
+from promptfed.data.dataset import Dataset
+from promptfed.data.partition import Partition
+from promptfed.data.split import validated
 from promptfed.data.training import ClassWeights, Training
+from promptfed.federation.stopping import Stopping
 from promptfed.runs.nested import NestedTable
 from promptfed.runs.recipe import Recipe
 
@@ -46,6 +50,34 @@ def fill_train(recipe: Recipe, method: Method) -> NestedTable:
         why = "does not learn from labels" if method.traits.learns else "learns nothing"
         raise PromptFedError(f"{name} {why}, so its classes have no weights; leave train.class_weights out.")
     return asdict(found) if (found.augment, found.class_weights) != ("none", "none") else {}
+
+
+def fill_stop(recipe: Recipe) -> NestedTable:
+    """Fill in the keys of early stopping, or refuse what cannot go with it; one without patience is empty."""
+    found = options.make(Stopping, recipe.stop, "stop")
+    if not found.patience:
+        return {}
+    if recipe.newcomers:
+        raise PromptFedError("Newcomers join after the last round, so that must be known; leave stop.patience out.")
+    if not recipe.evaluate["personal"]:
+        raise PromptFedError("stop.patience needs every client's score in between; set evaluate.personal=true.")
+    return asdict(found)
+
+
+def stopping_of(recipe: Recipe) -> Stopping | None:
+    """Return when the recipe's run ends early, if it may."""
+    return options.make(Stopping, recipe.stop, "stop") if recipe.stop else None
+
+
+def held_out(recipe: Recipe, dealt: Partition, dataset: Dataset) -> tuple[Partition, Partition | None]:
+    """Return the partition to train on, and the same with validation images to stop by in place of test images.
+
+    A recipe that tests on validation images stops by these.
+    """
+    if not recipe.stop or recipe.evaluate.get("split") == "val":
+        return dealt, None
+    validation = validated(dealt, dataset, recipe.seed)
+    return replace(dealt, train=validation.train), validation
 
 
 def training_of(recipe: Recipe) -> Training:

@@ -56,6 +56,7 @@ class Recipe:
     backbone: NestedTable = field(default_factory=dict)  # empty: the method's default
     schedule: NestedTable = field(default_factory=dict)  # of all learning rates over the rounds; empty: constant
     train: NestedTable = field(default_factory=dict)  # what is done to training images; empty: nothing
+    stop: NestedTable = field(default_factory=dict)  # when validation images gain no more; empty: after the last round
     fleet: NestedTable = field(default_factory=lambda: {"name": "auto"})
     evaluate: NestedTable = field(default_factory=dict)
     guards: NestedTable = field(default_factory=dict)  # empty: none
@@ -110,7 +111,8 @@ ADDED_KEYS = {
 DEFAULTS = {
     part: table["name"] for part, table in asdict(Recipe()).items() if isinstance(table, dict) and "name" in table
 }
-TABLES = ("method", "prompt", "data", "partition", "backbone", "schedule", "train", "fleet", "evaluate", "guards")
+LEARNING = ("schedule", "train", "stop")  # how a run learns, whatever its method
+TABLES = ("method", "prompt", "data", "partition", "backbone", *LEARNING, "fleet", "evaluate", "guards")
 
 
 def differences(one: Recipe, other: Recipe, ignored: Collection[str] = PLACE) -> dict[str, tuple[object, object]]:

@@ -127,6 +127,8 @@ def create(folder: Path, recipe: Recipe, federation: Federation) -> None:
     """Create a run folder."""
     if recipe.sampling != "uniform":
         raise PromptFedError(f"sampling={recipe.sampling} is not supported over sites; set sampling=uniform.")
+    if recipe.stop:
+        raise PromptFedError("stop.patience is not supported over sites; leave it out, and set rounds.")
     if recipe.guards.get("noise") and recipe.guards["entropy"] != "system":
         raise PromptFedError("Over sites, noise must be drawn at the site; set guards.entropy=system.")
     present = min(federation.needed, recipe.per_round or recipe.clients - recipe.newcomers)

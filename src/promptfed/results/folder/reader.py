@@ -59,6 +59,7 @@ class RunFolder:
     traffic: Traffic
     seconds: float
     images_per_second: float | None
+    stopped: str = ""  # why it ended before its last round, if it did
 
     @property
     def adapts(self) -> bool:
@@ -186,6 +187,7 @@ def _finished(path: Path, raw: Json, recipe: Json) -> dict[str, Any]:
             "traffic": traffic(raw["traffic"]),
             "seconds": float(raw["seconds"]),
             "images_per_second": number(raw.get("images_per_second")),
+            "stopped": str(raw.get("stopped", "")),
         }
     except (KeyError, TypeError, ValueError) as error:
         raise PromptFedError(f'"{path}" is not a summary: {why(error)}.') from error
