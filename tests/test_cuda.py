@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -61,7 +62,7 @@ def _rounds(method: Method, folder: Path, fleet: str, device: str) -> tuple[tree
 
 @pytest.mark.parametrize("method", LEARNING, ids=repr)
 def test_recorded_steps_follow_a_schedule_and_see_changed_and_weighted_images(method: Method, tmp_path: Path) -> None:
-    tables = {
+    tables: dict[str, Any] = {
         "schedule": {"name": "cosine", "warmup": 1},
         "train": {"augment": "flip+crop+resized-crop+color", "class_weights": "balanced"},
     }

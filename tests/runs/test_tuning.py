@@ -7,6 +7,7 @@ import pytest
 
 from promptfed.core.errors import PromptFedError
 from promptfed.runs import config, resuming
+from promptfed.runs.execution import Result
 from promptfed.runs.tuning import Stage, Trial, Tuning, make_stages, to_table, tune
 from support.command import promptfed
 from support.tiny_runs import tiny, write_images
@@ -23,11 +24,12 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """Return the runs that are started or resumed from now on: their folders and rounds."""
     seen, real = [], resuming.start_or_resume
-    monkeypatch.setattr(
-        resuming,
-        "start_or_resume",
-        lambda recipe, folder: (seen.append((folder.name, recipe.rounds)), real(recipe, folder))[1],
-    )
+
+    def noted(recipe: config.Recipe, folder: Path) -> Result:
+        seen.append((folder.name, recipe.rounds))
+        return real(recipe, folder)
+
+    monkeypatch.setattr(resuming, "start_or_resume", noted)
     return seen
 
 
