@@ -6,13 +6,13 @@ from itertools import islice
 import pytest
 
 from promptfed.core.errors import PromptFedError
-from promptfed.runs.search import Listed, Span, settings, split_words
+from promptfed.runs.search import Choices, Span, settings, split_words
 
 
 def test_words_that_search_and_words_that_set() -> None:
     space, fixed = split_words(["a.b=[1,'x']", "rounds=3", "lr=log(1e-4,1)", "n=int(1,8)", "p=uniform(0,.5)"])
     assert space == {
-        "a.b": Listed((1, "x")),
+        "a.b": Choices((1, "x")),
         "lr": Span(1e-4, 1.0, log=True),
         "n": Span(1.0, 8.0, whole=True),
         "p": Span(0.0, 0.5),

@@ -33,7 +33,7 @@ class Values(Protocol):
 
 
 @dataclass(frozen=True)
-class Listed:
+class Choices:
     """Some values, each as likely as the others."""
 
     all: tuple[Any, ...]
@@ -99,7 +99,7 @@ def _values(key: str, text: str) -> Values | None:
         raise PromptFedError(f"{key}=[] leaves nothing to try; give at least one value.")
     if len({repr(one) for one in value}) < len(value):
         raise PromptFedError(f"{key}={text} has a value twice; give every value once.")
-    return Listed(tuple(value))
+    return Choices(tuple(value))
 
 
 def _span(key: str, text: str, kind: str, inside: str) -> Span:
