@@ -2,7 +2,7 @@
 
 import pytest
 
-from promptfed.federation.evaluate import score
+from promptfed.federation.evaluate import local_score, score
 
 
 def test_by_hand() -> None:
@@ -37,3 +37,20 @@ def test_one_client() -> None:
 def test_ten_clients_percentile() -> None:
     found = score(list(range(11)), [10] * 11)
     assert found["p10"] == pytest.approx(0.1)  # the second of eleven
+
+
+def test_participants_as_trained_and_all_others_as_received() -> None:
+    received = score([1, 6, 5, 0], [2, 8, 10, 0])
+    trained = score([0, 8, 0, 0], [0, 8, 0, 0])  # only client 1 took part, and got all right
+    found = local_score(trained, received, [2, 8, 10, 0])
+    # 1 of 2, 8 of 8 and 5 of 10 right; client 3 has no test images
+    assert found is not None
+    assert found["weighted"] == pytest.approx(14 / 20)
+    assert found["mean"] == pytest.approx(2 / 3)
+    assert (found["worst"], set(found)) == (0.5, {"mean", "weighted", "worst", "p10"})
+
+
+def test_no_local_score_without_the_round_before_or_with_other_clients() -> None:
+    trained = score([1, 0], [2, 0])
+    assert local_score(trained, None, [2, 2]) is None
+    assert local_score(trained, score([1], [2]), [2, 2]) is None

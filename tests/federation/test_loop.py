@@ -5,7 +5,8 @@ import os
 import signal
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -276,3 +277,33 @@ def test_what_is_sent_once_counts_at_the_first_contact_alone(fleet: str, tmp_pat
         assert {**line["traffic"], "down_bytes": 0} == {**other["traffic"], "down_bytes": 0}
         seen |= new
     assert 0 < len(seen) < 2 * len(lines)  # someone came twice
+
+
+def test_the_best_local_round_by_hand(tmp_path: Path) -> None:
+    record = Record(tmp_path)
+    record.rounds = [line(1, 0.5, 0.5), line(2, 0.6, 0.6), line(3, 0.7, 0.7)]
+    record.rounds[1]["local"] = {"weighted": 0.75, "mean": 0.1}
+    record.rounds[2]["local"] = {"weighted": 0.7, "mean": 0.9}
+    found = summarise(record, {}, None, None)["accuracy"]
+    assert (found["best_local_round"], found["best_local"]) == (2, 0.75)
+    del record.rounds[1:]  # lines of older versions, and a first round
+    found = summarise(record, {}, None, None)["accuracy"]
+    assert (found["best_local_round"], found["best_local"]) == (None, None)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_right_after_local_training_by_the_rounds_themselves(every: int, tmp_path: Path) -> None:
+    tests = (3, 5, 4, 6)
+    loop = make(METHODS[0], tmp_path / "run", sizes=(9, 8, 7, 6), tests=tests, per_round=2, rounds=4)
+    loop.settings = replace(loop.settings, every=every)
+    lines = go(loop)
+    assert lines[0].get("local") is None
+    for before, after in pairwise(lines):
+        if not before["received"] or not after["trained"]:
+            assert after["local"] is None
+            continue
+        pairs = zip(after["trained"]["per_client"], before["received"]["per_client"], strict=True)
+        each = [new if new is not None else old for new, old in pairs]
+        right = sum(value * count for value, count in zip(each, tests, strict=True))
+        assert after["local"]["weighted"] == pytest.approx(right / 18)
+    assert [line["round"] for line in lines if line["local"]] == ([2, 3, 4] if every == 1 else [])

@@ -102,7 +102,7 @@ def test_the_shipped_table_that_has_the_runs_is_named(table: Path) -> None:
 
 
 def test_figures_of_what_compare_has_not_are_refused() -> None:
-    assert compared_measure(find_table("pfedpt/t7-hard")) == "weighted"
+    assert compared_measure(find_table("pfedpt/t7-hard")) == "best-round"
     assert compared_measure(find_table("pfedpg/t1-office")) == "mean"
     assert compared_measure(find_table("fedapt/t2-30clients")) == "domains"
     with pytest.raises(PromptFedError, match=r"cannot show the measure fid of .*; use promptfed reproduce .* instead"):

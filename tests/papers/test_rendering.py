@@ -294,3 +294,30 @@ def test_the_lowest_fid_is_best_and_accuracies_are_not_shown(tmp_path: Path) -> 
     assert [(row[1].text, row[1].best) for row in table.rows] == [("30.00", False), ("20.00", True), ("–", False)]
     assert [row[4].text for row in table.rows] == ["clip embedded, 50 pictures, 40 images"] * 2 + ["–"]
     assert "the lower the better" in to_markdown(made)
+
+
+def test_the_best_round_stands_beside_a_paper_that_prints_it() -> None:
+    made = outcome(measures=["mean", "weighted", "best-round"])
+    plain, adapted = rounds_of(0.9, 0.6), rounds_of(0.9, 0.6)
+    for one, local in ((plain, 0.95), (adapted, None)):
+        one["accuracy"] |= {"best_local": local}
+    plain["accuracy"]["before"] = {key: plain["accuracy"][key] for key in ("mean", "weighted", "per_client")}
+    entries = [entry("a", 50.0, 92.0), entry("b", 50.0, 92.0)]
+    entries[0]["ours"], entries[1]["ours"] = pool({0: plain}, {}, 2), pool({0: adapted}, {}, 2)
+    made |= {"rows": entries, "agreement": agreement(entries, ["mean", "weighted", "best-round"], ranked=False)}
+    text = to_markdown(made)
+    assert (
+        "| weighted − paper | best round | best local | best local − paper | beside the paper's | that − paper |"
+        in text
+    )
+    assert "| 60.00 | -32.00 | 90.00 | 95.00 | +3.00 | best round | -2.00 |" in text
+    assert "| 60.00 | -32.00 | 90.00 | – | – | weighted | -32.00 |" in text
+    assert "Order of the methods" not in text  # they are no methods
+    far = "- B: weighted 60.00, the paper's is 92.00 (-32.00); the mean over clients is 50.00 (-42.00)."
+    assert f"## More than 3 points from the paper\n\n{far}\n" in text
+    made |= {"rows": [entries[0] | {"paper": {"mean": 80.0, "per_client": [], "traffic": None}, "difference": -30.0}]}
+    made |= {"agreement": agreement(made["rows"], ["mean", "weighted", "best-round"])}
+    assert (
+        "- A: best round 90.00, the paper's is 80.00 (+10.00); in the last round weighted 60.00, "
+        "and the mean over clients is 50.00 (-30.00).\n"
+    ) in to_markdown(made)

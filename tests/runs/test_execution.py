@@ -93,7 +93,7 @@ def test_summary_has_every_key(done: Result) -> None:
     numbers = {"accuracy", "traffic", "seconds", "images_per_second", "recipe_hash", "partition_hash"}
     assert set(done.summary) == about | numbers
     accuracy = done.summary["accuracy"]
-    best = {"best_round", "best_mean", "best_weighted_round", "best_weighted"}
+    best = {"best_round", "best_mean", "best_weighted_round", "best_weighted", "best_local_round", "best_local"}
     assert set(accuracy) == SCORE | best | {"round", "before", "trained", "after", "deployed"}
     assert set(accuracy["before"]) == set(accuracy["after"]) == SCORE
     assert set(done.summary["traffic"]) == {"down_floats", "up_floats", "down_bytes", "up_bytes"}

@@ -67,6 +67,21 @@ def test_a_key_that_is_young_to_some_methods_alone(method: str) -> None:
     assert one(method, "method.drop_last=true").hash != recipe.hash
 
 
+def test_keys_that_are_young_to_some_partitions_alone() -> None:
+    iid, dirichlet, pathological = (
+        one("fedavg", f"partition.name=pfllib-{kind}") for kind in ("iid", "dirichlet", "pathological")
+    )
+    bare: dict[str, Any] = {"name": "pfllib-iid", "train_fraction": 0.75}
+    assert replace(iid, partition=bare).hash == iid.hash
+    ordered = {"name": "pfllib-dirichlet", "alpha": 0.3, "train_fraction": 0.75}
+    assert replace(dirichlet, partition=ordered).hash == dirichlet.hash
+    without = {key: value for key, value in pathological.partition.items() if key != "balanced"}
+    assert replace(pathological, partition=without).hash != pathological.hash
+    for key, recipe in (("draw", iid), ("draw", dirichlet), ("draw", pathological), ("balanced", iid)):
+        changed = recipe.partition | {key: "authors" if key == "draw" else True}
+        assert replace(recipe, partition=changed).hash != recipe.hash
+
+
 # -- differences ------------------------------------------------------------------------------------------------------
 
 

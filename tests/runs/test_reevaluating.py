@@ -34,6 +34,20 @@ def test_reading_again_equals_training_again(tmp_path: Path) -> None:
     assert again.summary == read
 
 
+def test_rounds_are_taken_over_where_only_the_adaptation_differs(tmp_path: Path) -> None:
+    few = ["rounds=3", "clients=4", "per_round=2", "data.limit=3", "device=cpu", "method.epochs=1"]
+    plain, tuned = (config.load_one("fedavg", [*few, f"method.tune_epochs={epochs}"]) for epochs in (0, 2))
+    first = start(plain, tmp_path / "plain")
+    anew = start(tuned, tmp_path / "anew")
+    read = reevaluate(tmp_path / "plain", tuned, tmp_path / "read")
+    seconds = {"seconds": 0}
+    assert [line | seconds for line in read.rounds] == [line | seconds for line in anew.rounds]
+    assert read.rounds == first.rounds
+    assert read.summary["accuracy"] == anew.summary["accuracy"]
+    assert read.summary["accuracy"]["best_local"] == first.summary["accuracy"]["best_local"] is not None
+    assert read.summary["accuracy"]["mean"] != first.summary["accuracy"]["mean"]
+
+
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [("method.lr=0.5", "method.lr=0.1, not 0.5"), ("rounds=3", "rounds=2, not 3"), ("seed=1", "seed=0, not 1")],

@@ -48,6 +48,7 @@ class Traits:
     once: tuple[str, ...] = ()  # names in `down` that never change: they are sent at a client's first contact only
     keeps: tuple[str, ...] = ()  # names of the server's tree that are worth a file after every round
     testing: tuple[str, ...] = ()  # options that matter in testing alone: training does not look at them
+    adapting: tuple[str, ...] = ()  # those of them that only `adapt` looks at
 
 
 def dual(task: Task) -> DualEncoder:

@@ -4,16 +4,17 @@ Official training and test images are merged and split over the clients; then ea
 random, not by class, into training and test. What this does to the sizes is part of the compatibility: classes are
 filled in the order of client ids, and where sizes are unbalanced the last holder of a class gets all that is left.
 The number of a class's holders is rounded up, as in PFLlib; the authors' older copy rounds it down, which is the same
-in all of their settings.
+in all of their settings. With `draw = "authors"` the clients are the very ones of the authors' published script.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.random import Generator
 
-from promptfed.core.errors import PromptFedError
+from promptfed.core.errors import PromptFedError, choice
+from promptfed.data.authors_draw import authors_state, deal_dirichlet, deal_in_order, divide
 from promptfed.data.dataset import Dataset, Indices
 from promptfed.data.deal import NO_CLIENT, Counts, apportion, proportions
 from promptfed.data.partitioners import require_classes, require_images, require_positive, require_whole
@@ -22,24 +23,28 @@ from promptfed.data.shares import Partition, from_owners, grouped
 TRAIN_FRACTION = 0.75
 LEAST_IMAGES = 8
 TRIES = 1000
+Draw = Literal["seed", "authors"]
+"""From the run's seed, or as the pFedPT authors' script draws, which has a seed of its own."""
 
 
 @dataclass(frozen=True)
 class PfllibIid:
-    """Every class on every client, in the unbalanced sizes of PFLlib's usual command: the last client is a giant."""
+    """Every class on every client; unless balanced, in the sizes of PFLlib's usual command: the last is a giant."""
 
     name: ClassVar[str] = "pfllib-iid"
     train_fraction: float = TRAIN_FRACTION
+    balanced: bool = False
+    draw: Draw = "seed"
 
     def __post_init__(self) -> None:
         require_fraction(self.train_fraction)
+        require_balanced(self.balanced)
+        require_draw(self.draw)
 
     def split(self, dataset: Dataset, clients: int, rng: Generator) -> Partition:
         """Let every client hold every class."""
         require_images(clients, len(dataset), "images")
-        sizes = class_sizes(dataset)
-        plan = holders_in_order(sizes, clients, len(sizes), False, rng)
-        return merged_split(self.name, dataset, plan, self.train_fraction, rng)
+        return ordered_split(self, dataset, clients, len(dataset.classes), rng)
 
 
 @dataclass(frozen=True)
@@ -50,20 +55,19 @@ class PfllibPathological:
     classes_per_client: int = 5
     balanced: bool = False
     train_fraction: float = TRAIN_FRACTION
+    draw: Draw = "seed"
 
     def __post_init__(self) -> None:
         require_whole("partition.classes_per_client", self.classes_per_client)
         require_fraction(self.train_fraction)
-        if not isinstance(self.balanced, bool):
-            raise PromptFedError(f"partition.balanced must be true or false, not {self.balanced!r}.")
+        require_balanced(self.balanced)
+        require_draw(self.draw)
 
     def split(self, dataset: Dataset, clients: int, rng: Generator) -> Partition:
         """Give each class to the first clients that still need one."""
         require_images(clients, len(dataset), "images")
-        sizes = class_sizes(dataset)
-        require_classes(self.classes_per_client, len(sizes), f'data set "{dataset.name}"')
-        plan = holders_in_order(sizes, clients, self.classes_per_client, self.balanced, rng)
-        return merged_split(self.name, dataset, plan, self.train_fraction, rng)
+        require_classes(self.classes_per_client, len(dataset.classes), f'data set "{dataset.name}"')
+        return ordered_split(self, dataset, clients, self.classes_per_client, rng)
 
 
 @dataclass(frozen=True)
@@ -76,10 +80,12 @@ class PfllibDirichlet:
     name: ClassVar[str] = "pfllib-dirichlet"
     alpha: float = 0.3
     train_fraction: float = TRAIN_FRACTION
+    draw: Draw = "seed"
 
     def __post_init__(self) -> None:
         require_positive("partition.alpha", self.alpha)
         require_fraction(self.train_fraction)
+        require_draw(self.draw)
 
     def split(self, dataset: Dataset, clients: int, rng: Generator) -> Partition:
         """Take the first of at most 1000 draws in which the smallest client has 8 images."""
@@ -89,8 +95,13 @@ class PfllibDirichlet:
                 f"The pfllib-dirichlet partition gives each client at least {LEAST_IMAGES} images: "
                 f"{len(dataset)} images are enough for {len(dataset) // LEAST_IMAGES} clients, not {clients}."
             )
-        sizes = class_sizes(dataset)
+        sizes, state = class_sizes(dataset), authors_state()
         for _ in range(TRIES):
+            if self.draw == "authors":
+                dealt = deal_dirichlet(dataset.labels, len(sizes), clients, self.alpha, state)
+                if min(map(len, dealt)) >= LEAST_IMAGES:
+                    return divide(self.name, dealt, self.train_fraction, state)
+                continue
             plan = capped_plan(sizes, clients, self.alpha, rng)
             if plan.sum() == len(dataset) and plan.sum(axis=0).min() >= LEAST_IMAGES:
                 return merged_split(self.name, dataset, plan, self.train_fraction, rng)
@@ -98,6 +109,19 @@ class PfllibDirichlet:
             f"The pfllib-dirichlet partition with partition.alpha = {self.alpha} left one of {clients} clients with "
             f"fewer than {LEAST_IMAGES} images in each of {TRIES} draws; raise partition.alpha or use fewer clients."
         )
+
+
+def ordered_split(
+    made: PfllibIid | PfllibPathological, dataset: Dataset, clients: int, per_client: int, rng: Generator
+) -> Partition:
+    """Fill the clients in order with so many classes each."""
+    sizes = class_sizes(dataset)
+    if made.draw == "authors":
+        state = authors_state()
+        dealt = deal_in_order(dataset.labels, len(sizes), clients, per_client, made.balanced, LEAST_IMAGES, state)
+        return divide(made.name, dealt, made.train_fraction, state)
+    plan = holders_in_order(sizes, clients, per_client, made.balanced, rng)
+    return merged_split(made.name, dataset, plan, made.train_fraction, rng)
 
 
 def class_sizes(dataset: Dataset) -> Indices:
@@ -160,3 +184,15 @@ def require_fraction(value: object) -> None:
     """Refuse a training fraction that is not between 0 and 1."""
     if not isinstance(value, float) or not 0 < value < 1:
         raise PromptFedError(f"partition.train_fraction must be a number between 0 and 1, not {value!r}.")
+
+
+def require_balanced(value: object) -> None:
+    """Refuse what is neither true nor false."""
+    if not isinstance(value, bool):
+        raise PromptFedError(f"partition.balanced must be true or false, not {value!r}.")
+
+
+def require_draw(value: object) -> None:
+    """Refuse a draw that does not exist."""
+    if value not in get_args(Draw):
+        raise choice("partition.draw", str(value), get_args(Draw))

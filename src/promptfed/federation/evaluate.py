@@ -23,3 +23,18 @@ def score(correct: Sequence[float], count: Sequence[float]) -> Score:
         "p10": float(np.percentile(known, 10)),
         "per_client": each,
     }
+
+
+def local_score(trained: Score, received: Score | None, count: Sequence[float]) -> Score | None:
+    """Return the score, without each client's, of the participants' `trained` models and what all others `received`.
+
+    Both are of the same moment, right after local training, so `received` is what the round before found; without it,
+    or with other clients, there is no such score.
+    """
+    after, before = trained["per_client"], received["per_client"] if received else None
+    if not isinstance(after, list) or not isinstance(before, list) or len(after) != len(before):
+        return None
+    each = [new if new is not None else old for new, old in zip(after, before, strict=True)]
+    tested = [number if value is not None else 0.0 for value, number in zip(each, count, strict=True)]
+    found = score([(value or 0.0) * number for value, number in zip(each, tested, strict=True)], tested)
+    return {name: value for name, value in found.items() if name != "per_client"}

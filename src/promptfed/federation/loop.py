@@ -18,7 +18,7 @@ from promptfed.core.method import Method, Task, adapts
 from promptfed.core.protocols import Rng
 from promptfed.core.tree import Tree
 from promptfed.data.batches import Shards
-from promptfed.federation.evaluate import Score, score
+from promptfed.federation.evaluate import Score, local_score, score
 from promptfed.federation.finite import FiniteCheck
 from promptfed.federation.fleet import Fitted, Fleet, score_deployed
 from promptfed.federation.guards import Guards
@@ -172,7 +172,7 @@ class Loop:
         fitted = self.fleet.fit(t, clients, down, test=personal)
         heard, up, weights = self.guards(t, clients, down, fitted.up, fitted.weights)
         server = conclude(self.task, server, heard, up, weights)
-        scores: Line = dict.fromkeys(("loss", "received", "trained", "deployed"))
+        scores: Line = dict.fromkeys(("loss", "received", "trained", "local", "deployed"))
         if personal:
             scores |= self._personal_scores(server, t, clients, fitted)
             scores |= self._validation_score(server, t, scores)
@@ -216,10 +216,14 @@ class Loop:
         received = self._evaluate(server, t, adapt=False)
         right, total = torch.zeros(len(self._present(t))), torch.zeros(len(self._present(t)))
         right[clients], total[clients] = fitted.tested["correct"].float(), fitted.tested["count"].float()
+        trained, count = score(right.tolist(), total.tolist()), received["count"].tolist()
+        # a single round may be run without a record of those before it
+        before = self.record.rounds[t - 1]["received"] if 0 < t <= len(self.record.rounds) else None
         return {
             "loss": _mean_loss(received),
-            "received": score(received["correct"].tolist(), received["count"].tolist()),
-            "trained": score(right.tolist(), total.tolist()),
+            "received": score(received["correct"].tolist(), count),
+            "trained": trained,
+            "local": local_score(trained, before, count),
         }
 
     def _validation_score(self, server: Tree, t: int, scores: Line) -> Line:
@@ -243,7 +247,7 @@ class Loop:
         return line | {
             "loss": _mean_loss(received),
             "received": score(received["correct"].tolist(), received["count"].tolist()),
-            "trained": None,  # what the clients sent is gone
+            **dict.fromkeys(("trained", "local")),  # what the clients sent is gone
             "deployed": self._deployed_score(self.server),
         }
 
@@ -353,6 +357,9 @@ def summarise(record: Record, about: Line, adapted: Score | None, after: Score |
     ]
     best = max(scored, key=lambda line: line["received"]["mean"], default=last)
     best_weighted = max(scored, key=lambda line: line["received"]["weighted"], default=last)
+    local = max(
+        (line for line in scored if line.get("local")), key=lambda line: line["local"]["weighted"], default=None
+    )
     seconds = sum(line["seconds"] for line in rounds)
     return about | {
         "accuracy": {
@@ -362,6 +369,8 @@ def summarise(record: Record, about: Line, adapted: Score | None, after: Score |
             "best_mean": best["received"]["mean"],
             "best_weighted_round": best_weighted["round"],
             "best_weighted": best_weighted["received"]["weighted"],
+            "best_local_round": local and local["round"],
+            "best_local": local and local["local"]["weighted"],
             "before": last["received"],
             "trained": last["trained"],
             "after": after,

@@ -36,7 +36,7 @@ class Moon(Method):
     @property
     def traits(self) -> Traits:
         """Say that there may be no fine-tuning."""
-        return Traits(adapts=self.tune_epochs > 0, testing=("tune_epochs",))
+        return Traits(adapts=self.tune_epochs > 0, testing=("tune_epochs",), adapting=("tune_epochs",))
 
     # -- what is learned, and where it lives ------------------------------------
     def init_server(self, task: Task, rng: Rng) -> Tree:

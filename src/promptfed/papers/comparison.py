@@ -38,6 +38,8 @@ class Ours(TypedDict):
     std: float | None  # the sample standard deviation over seeds
     weighted: NotRequired[float | None]  # the mean over test images, not over clients
     best_weighted: NotRequired[float | None]  # the same in the best round, as received; None if a seed lacks it
+    best_local: NotRequired[float | None]  # likewise, right after local training: participants as trained
+    adapted: NotRequired[bool]  # the last round's models were adapted, those of other rounds were tested as received
     measured: NotRequired[str]  # the features a FID was computed in, and the number of pictures
     per_client: list[float | None]
     before: float | None
@@ -184,7 +186,9 @@ def pool(
         "mean": _mean(list(means.values())),
         "std": round(stdev(known), 4) if len(known) > 1 else None,
         "weighted": _mean([_percent(accuracy.get("weighted")) for accuracy in accuracies]),
-        "best_weighted": _best_weighted(accuracies),
+        "best_weighted": _best(accuracies, "best_weighted"),
+        "best_local": _best(accuracies, "best_local"),
+        "adapted": any(_adapted(accuracy) for accuracy in accuracies),
         "per_client": _per_client(found, measure),
         "before": _mean([_percent((accuracy["before"] or {}).get("mean")) for accuracy in accuracies]),
         "after": _mean([_percent((accuracy["after"] or {}).get("mean")) for accuracy in accuracies]),
@@ -214,7 +218,7 @@ def paper_result(cell: TableCell, clients: int) -> PaperResult | None:
 
 def paper_measure(measures: Sequence[str]) -> str:
     """Return the measure the paper uses: a table shows `weighted` because its paper averages over images."""
-    return "weighted" if "weighted" in measures else measures[0]
+    return next((name for name in ("best-round", "weighted") if name in measures), measures[0])
 
 
 def difference(ours: Ours, paper: PaperResult | None, measure: str = "mean") -> float | None:
@@ -223,10 +227,11 @@ def difference(ours: Ours, paper: PaperResult | None, measure: str = "mean") -> 
     return None if paper is None or value is None else round(value - paper["mean"], 2)
 
 
-def agreement(rows: Sequence[CellResult], measures: Sequence[str]) -> list[Agreement]:
+def agreement(rows: Sequence[CellResult], measures: Sequence[str], *, ranked: bool = True) -> list[Agreement]:
     """Compare our results with the paper's column by column: the order of the methods, and which ones are far off.
 
-    The paper's own measure decides, and comes first. Rows that lack our result or the paper's are left out.
+    The paper's own measure decides, and comes first. Rows that lack our result or the paper's are left out. Where the
+    rows are not methods, they are not `ranked`.
     """
     found: list[Agreement] = []
     theirs = paper_measure(measures)
@@ -238,7 +243,7 @@ def agreement(rows: Sequence[CellResult], measures: Sequence[str]) -> list[Agree
         printed = [value for _, value in both]
         correlations = {
             name: order_correlation([_measured(entry["ours"], name) for entry, _ in both], printed)
-            for name in dict.fromkeys([theirs, *measures])
+            for name in (dict.fromkeys([theirs, *measures]) if ranked else ())
         }
         far = [entry["row"] for entry, _ in both if abs(difference(entry["ours"], entry["paper"], theirs) or 0.0) > FAR]
         found.append(
@@ -255,14 +260,27 @@ def order_correlation(ours: Sequence[float | None], theirs: Sequence[float]) -> 
 
 
 def _measured(ours: Ours, measure: str) -> float | None:
-    """Return one of our numbers; the mean is by the table's own measure."""
-    return ours.get("weighted") if measure == "weighted" else ours["mean"]
+    """Return one of our numbers; the mean is by the table's own measure.
+
+    The best round of a method that adapts at the end is the last one: no other is tested as adapted.
+    """
+    if measure == "best-local":
+        return ours.get("best_local")
+    if measure == "best-round" and not ours.get("adapted"):
+        return ours.get("best_weighted")
+    return ours.get("weighted") if measure in ("weighted", "best-round") else ours["mean"]
 
 
-def _best_weighted(accuracies: Sequence[Mapping[str, Any]]) -> float | None:
+def _best(accuracies: Sequence[Mapping[str, Any]], key: str) -> float | None:
     """Return the mean of the best rounds over all seeds; None if a seed, such as of an older run, lacks it."""
-    found = [_percent(accuracy.get("best_weighted")) for accuracy in accuracies]
+    found = [_percent(accuracy.get(key)) for accuracy in accuracies]
     return None if None in found else _mean(found)
+
+
+def _adapted(accuracy: Mapping[str, Any]) -> bool:
+    """Return whether the last round's models are not those the clients received."""
+    before: Mapping[str, Any] = accuracy.get("before") or accuracy
+    return any(before.get(key) != accuracy.get(key) for key in ("mean", "weighted", "per_client"))
 
 
 def _percent(fraction: float | None) -> float | None:

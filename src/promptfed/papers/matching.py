@@ -21,6 +21,7 @@ SAME = ("method.name", "data.name", "backbone.name")
 SHOWN = {
     "mean": "mean",
     "weighted": "weighted",
+    "best-round": "best-round",
     "deployed": "domains",
 }  # from a table's measure to its name in `compare`
 

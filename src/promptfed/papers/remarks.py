@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from promptfed.papers.comparison import FAR, Agreement, Comparison, Timing, difference
+from promptfed.papers.comparison import FAR, Agreement, CellResult, Comparison, Timing, difference
 
 DIVERGED = "diverged"
 NONE = "–"  # stands for a missing number
@@ -48,14 +48,27 @@ def differences(outcome: Comparison) -> list[str]:
     for entry in outcome["rows"]:
         if entry["paper"] and (key := (entry["column"], entry["row"])) in far:
             place = entry["title"] if len(outcome["columns"]) == 1 else f"{entry['title']} ({entry['column']})"
-            ours, paper, more = two_decimals(entry["ours"]["mean"]), two_decimals(entry["paper"]["mean"]), ""
-            apart = signed(entry["difference"])
-            if far[key] == "weighted":
-                more = f"; the mean over clients is {ours} ({apart})"
-                ours = f"weighted {two_decimals(entry['ours'].get('weighted'))}"
-                apart = signed(difference(entry["ours"], entry["paper"], "weighted"))
-            found.append(f"{place}: {ours}, the paper's is {paper} ({apart}){more}.")
+            ours, more = _beside(entry, far[key])
+            paper, apart = entry["paper"]["mean"], difference(entry["ours"], entry["paper"], far[key] or "mean")
+            found.append(f"{place}: {ours}, the paper's is {two_decimals(paper)} ({signed(apart)}){more}.")
     return found
+
+
+def compares_best(entry: CellResult, measure: str | None) -> bool:
+    """Return whether our best round stands beside the paper's figure, and not the last round."""
+    return measure == "best-round" and not entry["ours"].get("adapted")
+
+
+def _beside(entry: CellResult, measure: str | None) -> tuple[str, str]:
+    """Write our number that stands beside the paper's, with its name, and what we would measure ourselves."""
+    mean, ours = two_decimals(entry["ours"]["mean"]), entry["ours"]
+    weighted, own = f"weighted {two_decimals(ours.get('weighted'))}", f"{mean} ({signed(entry['difference'])})"
+    if measure not in ("weighted", "best-round"):
+        return mean, ""
+    if not compares_best(entry, measure):
+        return weighted, f"; the mean over clients is {own}"
+    best = f"best round {two_decimals(ours.get('best_weighted'))}"
+    return best, f"; in the last round {weighted}, and the mean over clients is {own}"
 
 
 def _unfinished(outcome: Comparison) -> list[str]:

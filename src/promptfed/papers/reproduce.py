@@ -197,7 +197,7 @@ def _outcome(planned: PlannedTable, done: Mapping[Path, JobResult]) -> Compariso
         "deviations": [*list_changes(table, {name: planned.changes[name] for name in entries}), *table.deviations],
         "notes": list(table.notes),
         "measures": list(table.measures),
-        "agreement": agreement(rows, table.measures),
+        "agreement": agreement(rows, table.measures, ranked=table.ranked),
         "sittings": _timings(planned.plan),
     }
     asked = {

@@ -6,15 +6,18 @@
     [[columns]]            name, title, clients (their titles, if the paper prints them one by one), recipe
     [[rows]]               name, title, recipe, paper (its numbers by column), traffic (numbers sent, as printed), tune
     tune                   grids that rows may name: dotted keys and the values to try
-    measures               what to show: "mean" (over clients), optionally with "weighted" (over test images); or
+    measures               what to show: "mean" (over clients), optionally with "weighted" (over test images), and with
+                           both "best-round" if the paper prints the best of all rounds; or
                            "deployed", the server's own model on every domain (`clients` are then the domains); or
                            "trained", every client's model before the last aggregation; or
                            "fid", of the server's word, once `promptfed quality` has measured it
+    ranked                 false if the rows are not methods of the paper, whose order could be compared with its order
     deviations, notes      sentences to print under the table
 
 A cell's recipe is `base`, changed by its column's `recipe`, changed by its row's.
 """
 
+import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +27,8 @@ from typing import Any
 from promptfed.core.errors import PromptFedError, choice
 
 SUFFIX = ".table.toml"
-MEASURES = ("mean", "weighted", "deployed", "trained", "fid")
+MEASURES = ("mean", "weighted", "best-round", "deployed", "trained", "fid")
+ALLOWED = ["mean"], ["mean", "weighted"], ["mean", "weighted", "best-round"], ["deployed"], ["trained"], ["fid"]
 Content = dict[str, Any]
 Grid = Mapping[str, tuple[Any, ...]]
 
@@ -88,6 +92,7 @@ class PaperTable:
     deviations: tuple[str, ...]
     notes: tuple[str, ...]
     measures: tuple[str, ...] = ("mean",)
+    ranked: bool = True
 
     def cells(self) -> dict[str, TableCell]:
         """Return all cells by name, column after column."""
@@ -124,7 +129,7 @@ def read_cells(path: Path, name: str) -> PaperTable:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise PromptFedError(f"The table {path} is not valid TOML: {error}.") from error
     where = str(path)
-    valid = ("title", "paper", "base", "theirs", "columns", "rows", "tune", "measures", "deviations", "notes")
+    valid = ("title", "paper", "base", "theirs", "columns", "rows", "tune", "measures", "ranked", "deviations", "notes")
     _check_keys(content, valid, ("title", "columns", "rows"), where)
     grids = {key: _grid(value, where) for key, value in _table(content, "tune", where).items()}
     columns = tuple(_column(entry, where) for entry in _entries(content, "columns", where))
@@ -140,6 +145,7 @@ def read_cells(path: Path, name: str) -> PaperTable:
         deviations=_sentences(content, "deviations", where),
         notes=_sentences(content, "notes", where),
         measures=_measures(content, where),
+        ranked=content.get("ranked", True) is not False,
     )
 
 
@@ -219,10 +225,8 @@ def _measures(content: Content, where: str) -> tuple[str, ...]:
     for name in given if isinstance(given, list) else [given]:
         if name not in MEASURES:
             raise choice("measure", str(name), MEASURES, where)
-    if given not in (["mean"], ["mean", "weighted"], ["deployed"], ["trained"], ["fid"]):
-        raise PromptFedError(
-            f'measures in {where} must be ["mean"], ["mean", "weighted"], ["deployed"], ["trained"] or ["fid"].'
-        )
+    if given not in ALLOWED:
+        raise PromptFedError(f'measures in {where} must be {", ".join(map(json.dumps, ALLOWED[:-1]))} or ["fid"].')
     return tuple(given)
 
 

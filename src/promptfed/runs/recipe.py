@@ -82,18 +82,18 @@ class Recipe:
         """
         rounds = self.rounds if self.schedule.get("name") in PACED else 1
         content = asdict(self) | PLACE | {"rounds": rounds, "guards": guards.deciding(self.guards)}
-        method = str(self.method.get("name")).removesuffix(PROMPTED)
+        owners = "", str(self.method.get("name")).removesuffix(PROMPTED), self.partition.get("name")
         for key, default in ADDED_KEYS.items():
             owner, _, path = key.rpartition(":")
             table, _, name = path.rpartition(".")
             place = content[table] if table else content
-            if owner in ("", method) and place.get(name) == default:
+            if owner in owners and place.get(name) == default:
                 del place[name]
         return "sha256:" + hashlib.sha256(nested.to_toml(content).encode()).hexdigest()
 
 
 # Keys added after the first runs: at these values a recipe keeps the fingerprint it had without them. "NAME:KEY" is
-# a key that was added to one method only.
+# a key that was added to one method or one partition only.
 ADDED_KEYS = {
     "sampling": "uniform",
     "data.only": "",
@@ -102,6 +102,8 @@ ADDED_KEYS = {
     "partition.each": 0,
     "partition.repeat": False,
     "partition.unseen": "",
+    "partition.draw": "seed",
+    "pfllib-iid:partition.balanced": False,
     "method.tune_epochs": 0,
     "method.test_prompt": "own",
     "per-fedavg:method.drop_last": False,

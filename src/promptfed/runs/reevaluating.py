@@ -35,11 +35,14 @@ def reevaluate(source: Path, recipe: Recipe, folder: Path) -> Result:
     (record.checkpoint / names.STATE).unlink()  # it is the other recipe's
     for name in loop.method.traits.keeps:
         shutil.copytree(old.kept(name, 0).parent, record.kept(name, 0).parent)
+    changed = {key for key in recipe.method if recipe.method[key] != stored.method.get(key)}
+    same = changed <= set(loop.method.traits.adapting)  # the models are adapted after the rounds, not in them
     for line in old.rounds:
-        record.append(line | dict.fromkeys(("loss", "received", "trained", "deployed")))
+        record.append(line | ({} if same else dict.fromkeys(("loss", "received", "trained", "local", "deployed"))))
     loop.restore(state)
-    record.rewind(loop.finished - 1)
-    with precision(str(recipe.fleet["precision"])):
-        record.append(loop.reevaluated(old.rounds[-1]))
+    if not same:
+        record.rewind(loop.finished - 1)
+        with precision(str(recipe.fleet["precision"])):
+            record.append(loop.reevaluated(old.rounds[-1]))
     loop.save(recipe.hash, plan.partition.hash, sources)
     return execute(plan, loop)

@@ -56,6 +56,8 @@ class RunFolder:
     deployed: Mapping[str, float] | None
     best_round: int | None
     best_mean: float | None
+    best_weighted: float | None
+    best_local: float | None
     traffic: Traffic
     seconds: float
     images_per_second: float | None
@@ -184,6 +186,8 @@ def _finished(path: Path, raw: Json, recipe: Json) -> dict[str, Any]:
             "deployed": numbers(accuracy["deployed"]) if accuracy.get("deployed") else None,
             "best_round": None if accuracy["best_round"] is None else int(accuracy["best_round"]),
             "best_mean": number(accuracy["best_mean"]),
+            "best_weighted": number(accuracy.get("best_weighted")),
+            "best_local": number(accuracy.get("best_local")),
             "traffic": traffic(raw["traffic"]),
             "seconds": float(raw["seconds"]),
             "images_per_second": number(raw.get("images_per_second")),
@@ -219,6 +223,8 @@ def _unfinished(recipe: Json, rounds: tuple[Round, ...], partition: Holdings | N
         "deployed": next((one.deployed for one in reversed(rounds) if one.deployed), None),
         "best_round": best[1].number if best else None,
         "best_mean": best[0].mean if best else None,
+        "best_weighted": max((found.weighted for found, _ in same), default=None),
+        "best_local": None,
         "traffic": Traffic(
             rounds[-1].traffic.down_floats,
             rounds[-1].traffic.up_floats,

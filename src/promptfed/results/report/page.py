@@ -22,6 +22,7 @@ from promptfed.results.report.sections import RESULTS, WORKINGS, drawn
 from promptfed.results.report.svg import shape_path
 from promptfed.results.report.table import human_bytes, percent
 from promptfed.results.report.tables import compare
+from promptfed.results.report.verdict import role, sends_nothing, verdicts
 
 MOST_PICTURES = 24
 TEMPLATE = Path(__file__).with_name("page.html.j2")
@@ -62,6 +63,7 @@ def render(runs: Sequence[RunFolder]) -> str:
         title=_title(groups),
         facts=_facts(groups),
         badges=[_badge(run, len(runs) > 1) for run in runs if run.stopped or not run.finished],
+        verdicts=verdicts(groups),
         tiles=_tiles(groups),
         table=compare(runs),
         results=drawn(RESULTS, groups),
@@ -136,13 +138,15 @@ def _tiles(groups: Sequence[RunGroup]) -> list[Tile]:
             value, index = max((_mean_score(group, attribute), -index) for index, group in enumerate(scored))
             tiles.append(Tile(name, percent(value), "%", _tile_detail(scored[-index], attribute, several)))
     tiles += _newcomer_tile(scored, several)
+    # who sends nothing does not federate, so nobody is cheaper
+    racing = [group for group in racing if not sends_nothing(group)] or racing
     sizes = [(mean(run.down_bytes for run in group.runs), mean(run.up_bytes for run in group.runs)) for group in racing]
     least = min(range(len(racing)), key=lambda index: sum(sizes[index]))
     number, unit = human_bytes(sum(sizes[least])).split()
     down, up = map(human_bytes, sizes[least])
     tie = len({round(sum(size)) for size in sizes}) == 1
     leader = "the same for all" if tie else f"lowest of all: {racing[least].label}"
-    detail = leader if several else f"{down} down, {up} up"
+    detail = leader if len(racing) > 1 else racing[0].label if several else f"{down} down, {up} up"
     return [*tiles, Tile("Traffic per client and round", number, unit, detail)]
 
 
@@ -156,7 +160,7 @@ def _tile_detail(group: RunGroup, attribute: str, several: bool) -> str:
     run, scores = group.runs[0], group.runs[0].scores
     adapted = "after adaptation" if group.adapts else ""
     if several or len(group.runs) > 1 or scores is None:
-        words = (f"{'best of all: ' if several else ''}{group.label}", _seed_count(group), adapted)
+        words = (f"{'best of all: ' if several else ''}{group.label}", role(group), _seed_count(group), adapted)
         return ", ".join(filter(None, words))
     if attribute == "mean":
         best = "" if run.best_mean is None else f"best {percent(run.best_mean)} % in round {run.best_round}"

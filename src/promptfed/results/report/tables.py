@@ -8,6 +8,9 @@ from typing import Any
 from promptfed.results.folder.reader import RunFolder, per_domain
 from promptfed.results.report.groups import RunGroup, group_runs
 from promptfed.results.report.table import Cell, Column, Table, human_bytes, percent
+from promptfed.results.report.verdict import role
+
+Names = tuple[Column, list[Cell]]  # a column that says what a row is
 
 
 @dataclass(frozen=True)
@@ -25,19 +28,20 @@ def compare(runs: Sequence[RunFolder]) -> Table:
 
 def headline(runs: Sequence[RunFolder]) -> Table:
     """Return the short table: method, mean, worst client, and the traffic of the whole run."""
-    return _table(group_runs(runs), _HEADLINE)
+    groups = group_runs(runs)
+    return _table(groups, _HEADLINE, [_role_column(groups)] if any(map(role, groups)) else [])
 
 
-def _table(groups: Sequence[RunGroup], measures: Sequence[Measure]) -> Table:
+def _table(groups: Sequence[RunGroup], measures: Sequence[Measure], more: Sequence[Names] = ()) -> Table:
     """Lay out the method, then what differs between settings, then the measures."""
-    names = [_method_column(groups), *_setting_columns(groups)]
+    names = [_method_column(groups), *more, *_setting_columns(groups)]
     columns = [_ranked(measure, groups) for measure in measures]
     head = tuple(column for column, _ in names) + tuple(measure.column for measure in measures)
     rows = zip(*(cells for _, cells in names), *columns, strict=True)
     return Table(head, tuple(rows), len(names))
 
 
-def _method_column(groups: Sequence[RunGroup]) -> tuple[Column, list[Cell]]:
+def _method_column(groups: Sequence[RunGroup]) -> Names:
     """Return the method column, with the number of seeds if there are several."""
     cells = []
     for group in groups:
@@ -49,7 +53,12 @@ def _method_column(groups: Sequence[RunGroup]) -> tuple[Column, list[Cell]]:
     return Column("method", ", ".join(notes), ("method", "seeds"), False), cells
 
 
-def _setting_columns(groups: Sequence[RunGroup]) -> list[tuple[Column, list[Cell]]]:
+def _role_column(groups: Sequence[RunGroup]) -> Names:
+    """Return the column that names baselines as baselines."""
+    return Column("", "", ("role",), False), [Cell(role(group), (role(group),)) for group in groups]
+
+
+def _setting_columns(groups: Sequence[RunGroup]) -> list[Names]:
     """Return columns for those of data set, partition, backbone, clients and rounds in which the runs differ."""
     readers: dict[str, Callable[[RunGroup], Any]] = {
         "data set": lambda group: group.setting.dataset,
@@ -184,6 +193,11 @@ def _by_domain(run: RunFolder) -> float | None:
     return mean(each) if each else None
 
 
+def best_round(run: RunFolder) -> float | None:
+    """Return what stands beside a paper's best round: only the last round is tested as adapted."""
+    return run.scores.weighted if run.adapts and run.scores else run.best_weighted
+
+
 _BEFORE = _accuracy(
     "before", "mean as received, before that adaptation", lambda run: run.before.mean if run.before else None
 )
@@ -204,8 +218,20 @@ _COSTS = (
     _per_contact("up", "sent back by it", lambda run: run.up_bytes, lambda run: run.traffic.up_floats),
     _seconds(),
 )
+_BEST_ROUND = _accuracy(
+    "best-round",
+    "weighted, in the best round of all tested; of a method that adapts at the end in the last one, adapted",
+    best_round,
+)
+_BEST_LOCAL = _accuracy(
+    "best-local",
+    "weighted, in the best round, right after local training: its participants as trained, all others as received",
+    lambda run: run.best_local,
+)
 _DOMAINS = _accuracy("domains", "accuracy of the server's own model in percent, the mean over domains", _by_domain)
-ACCURACIES = {measure.column.title: measure for measure in (_mean(), _BEFORE, *_MORE, _DOMAINS)}
+ACCURACIES = {
+    measure.column.title: measure for measure in (_mean(), _BEFORE, *_MORE, _BEST_ROUND, _BEST_LOCAL, _DOMAINS)
+}
 _HEADLINE = (
     _mean(),
     _accuracy("worst client", "the client served worst", lambda run: run.scores.worst if run.scores else None),
