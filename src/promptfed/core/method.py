@@ -25,11 +25,12 @@ from promptfed.core.tree import Tree
 
 @dataclass(frozen=True)
 class Task:
-    """What is being learned: a backbone, the classes, and how many clients share them."""
+    """What is being learned: a backbone, the classes, how many clients share them, and for how many rounds."""
 
     backbone: Backbone
     classes: tuple[str, ...]
     num_clients: int
+    rounds: int = 0  # those the recipe asks for, without the newcomers'; 0 where nothing is trained
     captured: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)  # local's CUDA graphs
 
 
@@ -41,6 +42,7 @@ class Traits:
     views: int = 0  # features of so many augmented views beside each image's own: batch["views"] [B, V, D]
     needs_rows: bool = False  # `aggregate` tells clients apart, so a sum of their trees is not enough
     marks_nothing: bool = False  # a row of zeros in what is sent means "none", so it must arrive as such
+    weighs: bool = True  # False: its loss has no labels; else it is a mean by batch["mask"], so images can be weighed
     learns: bool = True  # False: it uses a pretrained model as it is
     adapts: bool = True  # False: with these options `adapt` changes nothing
     once: tuple[str, ...] = ()  # names in `down` that never change: they are sent at a client's first contact only

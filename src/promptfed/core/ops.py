@@ -7,6 +7,8 @@ from torch import Tensor
 from promptfed.core.kernels import patches
 from promptfed.core.kernels.patches import ALIGNED, padded
 
+LEAST = 1e-4  # less than any example counts: a batch without examples has a mean of 0
+
 
 def spread(weight: Tensor, trailing: int, like: Tensor) -> Tensor:
     """Shape a weight [lead, ...trailing] so that it broadcasts against `like` [lead, anything, ...trailing]."""
@@ -76,6 +78,6 @@ def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
-    """Mean cross-entropy over the examples with mask 1: logits [..., B, K], labels and mask [..., B] -> [...]."""
+    """Mean cross-entropy, an example counting as `mask` says: logits [..., B, K], labels and mask [..., B] -> [...]."""
     each = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none").view(labels.shape)
-    return (each * mask).sum(-1) / mask.sum(-1).clamp(min=1)
+    return (each * mask).sum(-1) / mask.sum(-1).clamp(min=LEAST)

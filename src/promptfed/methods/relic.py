@@ -58,6 +58,7 @@ class RELIC(Method):
         """Say what prototypes ask of guards: their mean is over those who used a template, the others send zeros."""
         return Traits(
             reads="features",
+            weighs=False,
             needs_rows=self._aligned,
             marks_nothing=self._aligned,
             keeps=("word",) if self.shared else (),

@@ -14,11 +14,15 @@ from promptfed.federation import guards
 from promptfed.runs import nested, registry
 from promptfed.runs.filling import as_table, fill_backbone, fill_method, fill_named, make_method
 from promptfed.runs.fitting import fit_to_data
+from promptfed.runs.learning import fill_schedule, fill_stop, fill_train
 from promptfed.runs.nested import NestedTable
 from promptfed.runs.recipe import DEFAULTS, PROMPTED, TABLES, EvaluateOptions, FleetOptions
 from promptfed.runs.recipe import Recipe as Recipe
 from promptfed.runs.sources import read_source
 from promptfed.runs.sweeps import combinations
+
+# what a table is usually written for, where that is not its name
+FIRST_KEYS = {"prompt": "kind", "guards": "robust", "train": "augment", "stop": "patience", "evaluate": "split"}
 
 
 def load(source: str, overrides: Sequence[str] = ()) -> list[Recipe]:
@@ -53,8 +57,9 @@ def expand(content: NestedTable, overrides: Sequence[str], where: str) -> list[R
     for key, value in sorted(changes, key=lambda change: not change[0].endswith(".name")):
         part = key.removesuffix(".name")
         table = content.get(part)
-        if key != part and isinstance(table, dict) and table.get("name", DEFAULTS.get(part)) != value:
-            table.clear()  # the other thing's fields mean nothing to the new one
+        renamed = key != part and isinstance(table, dict) and table.get("name", DEFAULTS.get(part)) != value
+        if renamed and part != "schedule":  # the other thing's fields mean nothing to the new one
+            content[part] = {}
         nested.set_key(content, key, value)
     return [resolve(single, where) for single in combinations(content)]
 
@@ -72,12 +77,14 @@ def resolve(content: Mapping[str, Any], where: str = "the recipe") -> Recipe:
         data=fill_named(recipe.data, "data", DATASETS),
         partition=fill_named(recipe.partition, "partition", PARTITIONS),
         backbone=fill_backbone(recipe.backbone),
+        schedule=fill_schedule(recipe),
         fleet=as_table(options.make(FleetOptions, recipe.fleet, "fleet")),
         evaluate=as_table(options.make(EvaluateOptions, recipe.evaluate, "evaluate")),
         guards=guards.filled(recipe.guards),
     )
     made = build_method(recipe)
     _check_metric(recipe, made)
+    recipe = replace(recipe, train=fill_train(recipe, made), stop=fill_stop(recipe))
     founders = recipe.per_round or recipe.clients - recipe.newcomers
     guards.check(recipe.guards, made, min(founders, recipe.newcomers or founders))
     return recipe
@@ -94,7 +101,7 @@ def _typed(content: Mapping[str, Any], where: str) -> Recipe:
             raise choice("key", key, hints, where)
         if key in TABLES:
             if not isinstance(value, dict):
-                first = {"prompt": "kind", "guards": "robust"}.get(key, "name")
+                first = FIRST_KEYS.get(key, "name")
                 raise PromptFedError(f"{key} in {where} must be a table: write {key}.{first}={value}.")
             # keys without a name change the embedded default
             given[key] = dict(value) if "name" in value else default[key] | value

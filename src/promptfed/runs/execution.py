@@ -9,7 +9,8 @@ from promptfed.core.files import write_text
 from promptfed.core.method import Method, adapts
 from promptfed.core.progress import bar
 from promptfed.federation.evaluate import Score
-from promptfed.federation.loop import Loop, summarise
+from promptfed.federation.loop import Loop
+from promptfed.federation.summarising import summarise
 from promptfed.results.folder import names
 from promptfed.results.folder.record import Line, Record
 from promptfed.results.report import compare, read_run, write_report
@@ -18,7 +19,7 @@ from promptfed.runs.environment import environment, precision
 from promptfed.runs.measuring import measured
 from promptfed.runs.planning import Plan, digests, make_loop, prepare
 from promptfed.runs.recipe import Recipe
-from promptfed.runs.summary import privacy_spent, summary_head
+from promptfed.runs.summary import privacy_spent, stopped_early, summary_head
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ def _complete(plan: Plan, loop: Loop) -> Line:
             advance(loop.finished)
             loop.fleet.tick = lambda more, of: advance(more / of)
             loop.run(lambda: loop.save(recipe.hash, plan.partition.hash, sources), lambda line: advance(0, _note(line)))
-        head = summary_head(recipe, plan.partition.hash, str(plan.device)) | privacy_spent(loop, recipe.rounds)
+        head = summary_head(recipe, plan.partition.hash, str(plan.device))
+        head |= privacy_spent(loop, recipe.rounds) | stopped_early(loop)
         if "stopped" in head:
             sys.stderr.write(head["stopped"] + "\n")
         summary = summarise(record, head, *_last_tests(loop), recipe.newcomers) | measured(loop, recipe)
@@ -100,4 +102,6 @@ def _last_tests(loop: Loop) -> tuple[Score | None, Score | None]:
 
 def _note(line: Line) -> str:
     mean = line["received"] and line["received"]["mean"]
-    return "" if mean is None else f"accuracy {100 * mean:.1f} %"
+    valid = line.get("validation", {}).get("mean")
+    shown = [("accuracy", mean), ("validation", valid)]
+    return ", ".join(f"{what} {100 * value:.1f} %" for what, value in shown if value is not None)

@@ -63,6 +63,7 @@ class RunFolder:
     seconds: float
     images_per_second: float | None
     metrics: Metrics | None = None
+    stopped: str = ""  # why it ended before its last round, if it did
 
     @property
     def adapts(self) -> bool:
@@ -193,6 +194,7 @@ def _finished(path: Path, raw: Json, recipe: Json) -> dict[str, Any]:
             "seconds": float(raw["seconds"]),
             "images_per_second": number(raw.get("images_per_second")),
             "metrics": parse_metrics(raw.get("metrics")),
+            "stopped": str(raw.get("stopped", "")),
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise PromptFedError(f'"{path}" is not a summary: {why(error)}.') from error

@@ -63,7 +63,7 @@ def render(runs: Sequence[RunFolder]) -> str:
     return page.render(
         title=_title(groups),
         facts=_facts(groups),
-        badges=[_badge(run, len(runs) > 1) for run in runs if not run.finished],
+        badges=[_badge(run, len(runs) > 1) for run in runs if run.stopped or not run.finished],
         verdicts=verdicts(groups),
         tiles=_tiles(groups),
         table=compare(runs),
@@ -120,7 +120,9 @@ def _facts(groups: Sequence[RunGroup]) -> list[str]:
 
 
 def _badge(run: RunFolder, several: bool) -> str:
-    """Say that a run is unfinished, and how many rounds it has."""
+    """Say that a run is unfinished, and how many rounds it has; or why it ended early."""
+    if run.stopped:
+        return f"{run.path.name}: {run.stopped}" if several else run.stopped
     far = f"{run.rounds[-1].number} of {run.planned_rounds}" if run.planned_rounds else str(run.rounds[-1].number)
     return f"{run.path.name}: unfinished, {far} rounds" if several else f"unfinished, {far} rounds"
 
