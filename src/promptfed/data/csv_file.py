@@ -1,4 +1,4 @@
-"""A user's own photographs listed in a CSV file: a path and a label each, and a site and a split if known."""
+"""A user's own photographs in a CSV file: a path and a label each, and a site, a split and a patient if known."""
 
 import csv
 import io
@@ -9,7 +9,7 @@ from pathlib import Path
 from promptfed.core.errors import PromptFedError
 from promptfed.data.photos import Photo, require_trained
 
-COLUMNS = ("path", "label", "site", "split")
+COLUMNS = ("path", "label", "site", "split", "patient")
 REQUIRED = COLUMNS[:2]
 SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 SEPARATORS = ",;\t"  # some spreadsheets write semicolons or tabs
@@ -90,4 +90,5 @@ def _photo(row: Row, path: Path, where: str) -> Photo:
         raise PromptFedError(f"{where}: there is no file {file}.")
     kind = SPLITS[split.lower()]
     more = tuple((name, value) for name, value in row.items() if name not in COLUMNS)
-    return Photo(file, kind == "test", row.get("site", ""), row["label"], kind == "val", more)
+    patient = row.get("patient", "")
+    return Photo(file, kind == "test", row.get("site", ""), row["label"], kind == "val", more, patient)

@@ -6,15 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from promptfed.core.errors import PromptFedError
-from promptfed.data.dataset import Dataset
-from promptfed.data.photos import SUFFIXES, Photo, read_photos, require_trained
+from promptfed.data.photos import SUFFIXES, Photo, require_trained
 
 log = logging.getLogger("promptfed")
-
-
-def read_folder(root: Path, size: int, skip_corrupt: bool) -> Dataset:
-    """Return the photographs under `root` at `size` × `size`; `test` is the official split, or all False."""
-    return read_photos(root.resolve().name, root, scan(root), size, skip_corrupt)
 
 
 def scan(root: Path) -> list[Photo]:
