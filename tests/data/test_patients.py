@@ -72,12 +72,14 @@ def test_a_list_with_patients(tmp_path: Path) -> None:
         assert data.patients is not None
         assert data.patients.tolist() == [n // 4 for n in range(40)]
         assert (data.test.sum(), data.columns) == (8, {})
-    assert not set(data.patients[data.test].tolist()) & set(data.patients[~data.test].tolist())
+    patients = data.patients
+    assert patients is not None
+    assert not set(patients[data.test].tolist()) & set(patients[~data.test].tolist())
     validated = evaluated_on(data, "val", 0)
     assert validated.used is not None
     trains = validated.dealt & ~validated.test
     assert validated.test.sum() == 8  # nearest to a fifth of 32 images
-    assert not set(data.patients[validated.test].tolist()) & set(data.patients[trains].tolist())
+    assert not set(patients[validated.test].tolist()) & set(patients[trains].tolist())
     kept = "".join(path.read_text() for path in (tmp_path / "home").rglob("names.json"))
     assert "person" not in kept
 

@@ -19,7 +19,7 @@ Row = Mapping[str, str]
 
 def read_rows(path: Path) -> list[Photo]:
     """Return the photographs that the file lists, in its order; a row that makes no sense is refused by its line."""
-    lines = _read(path)
+    lines = read_table(path, REQUIRED, COLUMNS)
     photos: list[Photo] = []
     first_line: dict[Path, int] = {}
     for line, row in lines:
@@ -35,8 +35,8 @@ def read_rows(path: Path) -> list[Photo]:
     return photos
 
 
-def _read(path: Path) -> list[tuple[int, Row]]:
-    """Return every row that is not empty, with the number of its line, having checked the columns."""
+def read_table(path: Path, required: Sequence[str], known: Sequence[str]) -> list[tuple[int, Row]]:
+    """Return every row that is not empty, with the number of its line; `known` columns may be capitalised."""
     if not path.is_file():
         raise PromptFedError(f"There is no file {path}.")
     try:
@@ -48,8 +48,8 @@ def _read(path: Path) -> list[tuple[int, Row]]:
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     try:
         columns = [name.strip() for name in next(reader, [])]
-        columns = [name.lower() if name.lower() in COLUMNS else name for name in columns]
-        _check_columns(columns, path)
+        columns = [name.lower() if name.lower() in known else name for name in columns]
+        _check_columns(columns, required, path)
         rows = []
         for values in reader:
             if any(value.strip() for value in values):
@@ -59,9 +59,9 @@ def _read(path: Path) -> list[tuple[int, Row]]:
         raise PromptFedError(f"{path}, line {reader.line_num} is not valid CSV: {problem}.") from problem
 
 
-def _check_columns(columns: Sequence[str], path: Path) -> None:
+def _check_columns(columns: Sequence[str], required: Sequence[str], path: Path) -> None:
     """Refuse a first line that does not name the columns, each once."""
-    for name in REQUIRED:
+    for name in required:
         if name not in columns:
             there = ", ".join(columns) or "nothing"
             raise PromptFedError(f'{path} lacks the column "{name}" in its first line, which has: {there}.')

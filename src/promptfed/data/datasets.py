@@ -17,6 +17,7 @@ from promptfed.data.celeba import CelebA
 from promptfed.data.csv_file import read_rows
 from promptfed.data.dataset import Dataset
 from promptfed.data.dermoscopic import DermoscopicFL
+from promptfed.data.dicom import Dicom
 from promptfed.data.domainnet import DomainNet
 from promptfed.data.download import REMOTES, digest, fetch, home
 from promptfed.data.flowers import Flowers102
@@ -178,6 +179,7 @@ _ALL: tuple[type[NamedDataset], ...] = (
     Cifar100,
     CsvFile,
     DermoscopicFL,
+    Dicom,
     DomainNet,
     FashionMnist,
     FashionShops,
@@ -193,7 +195,7 @@ SIDES = {FashionShops.name: 32, FashionMnist.name: 32, Cifar10.name: 32, Cifar10
 
 
 def open_dataset(name: str, **chosen: object) -> Dataset:
-    """Load a data set by name, with its options by name; `folder:PATH`, `csv:PATH` and `npz:PATH` carry their path."""
+    """Load a data set by name, with its options by name; names such as `folder:PATH` carry their path."""
     dataset = find_dataset(name, chosen).load()
     for what, names in (("Class", dataset.classes), ("Domain", dataset.domain_names)):
         if strange := [one for one in names if not one.isprintable()]:

@@ -5,12 +5,13 @@ from pathlib import Path
 from promptfed.data import dermoscopic, domainnet, office, shops
 from promptfed.data.datasets import CsvFile, FashionShops, Folder, NamedDataset, Npz, find_dataset
 from promptfed.data.dermoscopic import DermoscopicFL
+from promptfed.data.dicom import Dicom
 from promptfed.data.domainnet import DomainNet
 from promptfed.data.npz import read_domains
 from promptfed.data.office import OfficeCaltech10
 from promptfed.data.own_photos import OwnPhotos
 
-OWN_KINDS = (CsvFile, Folder)
+OWN_KINDS = (CsvFile, Dicom, Folder)
 
 # The domains of sets whose files always have the same ones.
 DOMAINS = {FashionShops.name: shops.SHOPS, OfficeCaltech10.name: office.DOMAINS, DomainNet.name: domainnet.DOMAINS}

@@ -57,4 +57,11 @@ def read_own(album: Album, size: int, skip_corrupt: bool, test_fraction: float, 
     data = replace(data, domain_names=tuple(domain or album.name for domain in album.domains))
     if data.test.any():
         return data
-    return replace(data, test=stratified(data.labels, data.domains, test_fraction, seed, data.patients))
+    test = stratified(data.labels, data.domains, test_fraction, seed, data.patients)
+    if data.patients is not None and test_fraction and not test.any():
+        raise PromptFedError(
+            f"No patient of {album.root} can be set aside for testing: with data.test_fraction={test_fraction:g} "
+            "a class at a site needs images of two patients, and of more where they have many each; add some, or raise "
+            "the fraction."
+        )
+    return replace(data, test=test)

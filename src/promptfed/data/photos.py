@@ -148,7 +148,7 @@ def _eight_bits(levels: NDArray[Any], bits: int, inverted: bool) -> NDArray[np.u
     """Return grey levels of so many bits as 8-bit ones, 0 for black; Pillow inverts only images of 8 bits by itself."""
     if levels.min(initial=0) < 0 or levels.max(initial=0) >= 2**bits:
         raise ValueError(f"its pixels are beyond 0 … {2**bits - 1}; save it with 8 or 16 bits")
-    scaled = (levels // 2 ** (bits - 8)).astype(np.uint8)
+    scaled: Images = (levels // 2 ** (bits - 8)).astype(np.uint8)
     return 255 - scaled if inverted else scaled
 
 
@@ -213,6 +213,8 @@ def _decoded(album: Album, size: int, skip_corrupt: bool) -> Iterator[Images | N
     def one(photo: Photo) -> Images | None:
         try:
             return resize(album.read(photo), size)
+        except PromptFedError:  # the file is not at fault
+            raise
         except Exception as problem:  # damaged files make Pillow raise nearly anything
             if skip_corrupt:
                 return None
