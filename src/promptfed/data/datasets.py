@@ -25,6 +25,7 @@ from promptfed.data.folder import scan
 from promptfed.data.npz import read_npz, read_sides
 from promptfed.data.office import OfficeCaltech10
 from promptfed.data.own_photos import own_album, read_own
+from promptfed.data.parquet import HubParquet
 from promptfed.data.parsed import cached
 from promptfed.data.photos import Album
 from promptfed.data.shops import EMBEDDED, load_shops
@@ -185,6 +186,7 @@ _ALL: tuple[type[NamedDataset], ...] = (
     FashionShops,
     Flowers102,
     Folder,
+    HubParquet,
     Npz,
     OfficeCaltech10,
     TinyImageNet,

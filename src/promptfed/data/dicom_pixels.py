@@ -133,7 +133,8 @@ def _shown(dataset: Any, stored: NDArray[Any], values: Values, window: Window) -
     if window == "file" and dataset.get("VOILUTSequence"):
         levels = np.rint(values).astype(np.int64)
         bits = int(dataset.VOILUTSequence[0].LUTDescriptor[2])
-        return np.asarray(import_pydicom().pixels.apply_voi(levels, dataset), np.float64) / (2**bits - 1)
+        looked_up: Values = np.asarray(import_pydicom().pixels.apply_voi(levels, dataset), np.float64)
+        return np.asarray(looked_up / (2**bits - 1), np.float64)
     if window == "file" and dataset.get("WindowCenter") is not None and dataset.get("WindowWidth") is not None:
         center, width = (float(np.atleast_1d(dataset[name].value)[0]) for name in ("WindowCenter", "WindowWidth"))
         return windowed(values, center, width, str(dataset.get("VOILUTFunction") or "LINEAR"))

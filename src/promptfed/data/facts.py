@@ -10,8 +10,9 @@ from promptfed.data.domainnet import DomainNet
 from promptfed.data.npz import read_domains
 from promptfed.data.office import OfficeCaltech10
 from promptfed.data.own_photos import OwnPhotos
+from promptfed.data.parquet import HubParquet
 
-OWN_KINDS = (CsvFile, Dicom, Folder)
+OWN_KINDS = (CsvFile, Dicom, Folder, HubParquet)
 
 # The domains of sets whose files always have the same ones.
 DOMAINS = {FashionShops.name: shops.SHOPS, OfficeCaltech10.name: office.DOMAINS, DomainNet.name: domainnet.DOMAINS}

@@ -8,6 +8,7 @@ from promptfed.core.errors import PromptFedError, choice
 from promptfed.data.datasets import DATASETS, find_dataset
 from promptfed.data.domain_partitioners import Domain
 from promptfed.data.facts import OWN_KINDS, find_domains, own_photos
+from promptfed.data.parquet import HubParquet
 from promptfed.data.partition import PARTITIONS
 from promptfed.data.partitioners import Dirichlet
 from promptfed.data.photos import Photo
@@ -21,7 +22,8 @@ IMAGES_EACH = 10  # a client should have so many training images, where the numb
 def fit_to_data(recipe: Recipe, given: Container[str]) -> Recipe:
     """Return the recipe with the partition and the number of clients that suit its data, where they are not `given`."""
     kind, _, path = str(recipe.data.get("name")).partition(":")
-    if "partition" not in given and kind in LISTED and Path(path).expanduser().exists():
+    here = kind == HubParquet.name or Path(path).expanduser().exists()
+    if "partition" not in given and kind in LISTED and path and here:
         recipe = _divided(recipe, given)
     if "clients" not in given and recipe.partition.get("name") == Domain.name:
         recipe = _one_per_domain(recipe)
