@@ -124,6 +124,21 @@ def test_an_empty_class_folder_is_named(root: Path) -> None:
         scan(root)
 
 
+@pytest.mark.parametrize(
+    ("name", "said"), [("a.HEIC", "; convert its photographs to JPEG."), ("a.dcm", "; for DICOM files write dicom:{}.")]
+)
+def test_files_of_other_kinds_are_explained(root: Path, name: str, said: str) -> None:
+    (root / "dog").mkdir(parents=True)
+    (root / "dog" / name).touch()
+    with pytest.raises(PromptFedError) as refused:
+        scan(root)
+    assert str(refused.value).endswith(f"){said.format(root)}")
+    with pytest.raises(
+        PromptFedError, match=r"pets is a folder, not a CSV file; for folders of photographs write folder:"
+    ):
+        open_dataset(f"csv:{root}")
+
+
 def test_an_empty_class_folder_of_a_domain_is_named(root: Path) -> None:
     put(root / "web" / "cat" / "0.png")
     (root / "web" / "dog").mkdir()

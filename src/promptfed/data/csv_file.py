@@ -37,6 +37,8 @@ def read_rows(path: Path) -> list[Photo]:
 
 def read_table(path: Path, required: Sequence[str], known: Sequence[str]) -> list[tuple[int, Row]]:
     """Return every row that is not empty, with the number of its line; `known` columns may be capitalised."""
+    if path.is_dir():
+        raise PromptFedError(f"{path} is a folder, not a CSV file; for folders of photographs write folder:{path}.")
     if not path.is_file():
         raise PromptFedError(f"There is no file {path}.")
     try:
