@@ -69,7 +69,7 @@ def data_list() -> None:
 
 @data_app.command("inspect")
 def data_inspect(
-    name: Annotated[str, typer.Argument(help="A data set's name, folder:PATH, csv:PATH or npz:PATH.")],
+    name: Annotated[str, typer.Argument(help="A data set's name, or folder:, csv:, dicom:, hf: or npz: with a path.")],
     overrides: Overrides = None,
     form: Form = None,
 ) -> None:
