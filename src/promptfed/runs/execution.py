@@ -13,6 +13,7 @@ from promptfed.federation.loop import Loop, summarise
 from promptfed.results.folder import names
 from promptfed.results.folder.record import Line, Record
 from promptfed.results.report import compare, read_run, write_report
+from promptfed.results.report.notebook import card, line
 from promptfed.runs import domains, exhibits
 from promptfed.runs.environment import environment, precision
 from promptfed.runs.planning import Plan, digests, make_loop, prepare
@@ -31,6 +32,20 @@ class Result:
     def table(self) -> str:
         """Return the run as a Markdown table."""
         return compare([read_run(self.folder)]).to_markdown()
+
+    def __repr__(self) -> str:
+        return f"<{line(read_run(self.folder))}>" if self._readable else f"<{self.folder}, which is no longer there>"
+
+    def _repr_markdown_(self) -> str | None:
+        return self.table() if self._readable else None
+
+    def _repr_html_(self) -> str | None:
+        return card(read_run(self.folder)) if self._readable else None
+
+    @property
+    def _readable(self) -> bool:
+        """Whether the folder is still there: to show a result must never fail."""
+        return all((self.folder / name).is_file() for name in (names.RECIPE, names.ROUNDS))
 
 
 def start(recipe: Recipe, folder: Path, method: Method | None = None) -> Result:
