@@ -69,9 +69,9 @@ class LoadedRun:
         return compare([self.details]).to_markdown()
 
     def __repr__(self) -> str:
-        from promptfed.results.report.notebook import line
+        from promptfed.results.report.notebook import describe
 
-        return f"<{line(self.details)}>"
+        return f"<{describe(self.details)}>"
 
     def _repr_markdown_(self) -> str:
         return self.table()

@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 
 import promptfed
 from promptfed.results import read_run
-from promptfed.results.report.notebook import card, line
+from promptfed.results.report.notebook import card, describe
 from support.reports import MakeRun
 
 
@@ -50,7 +50,7 @@ def test_a_card_is_escaped(make_run: MakeRun) -> None:
 
 def test_a_line_says_how_far_and_how_good(make_run: MakeRun) -> None:
     folder = make_run("one", rounds=4)
-    assert line(read_run(folder)) == (
+    assert describe(read_run(folder)) == (
         f"{folder}: pfedpt on fashion-shops, seed 0, 4 rounds, mean 79.50 %, worst client 76.00 %"
     )
 
@@ -59,4 +59,4 @@ def test_a_loaded_run_shows_itself(make_run: MakeRun) -> None:
     run = promptfed.load(make_run("one", rounds=2))
     assert run._repr_html_() == card(run.details)
     assert run._repr_markdown_().startswith("| method | mean |")
-    assert repr(run) == f"<{line(run.details)}>"
+    assert repr(run) == f"<{describe(run.details)}>"

@@ -28,7 +28,7 @@ STYLE = """
 """
 
 
-def line(run: RunFolder) -> str:
+def describe(run: RunFolder) -> str:
     """Return a run as one line: where it is, what it is, how far it is, and how accurate."""
     far = f"{run.rounds[-1].number} of {run.planned_rounds}" if run.planned_rounds else f"{run.rounds[-1].number}"
     rounds = f"{run.rounds[-1].number} rounds" if run.finished else f"unfinished, {far} rounds"
@@ -41,7 +41,7 @@ def card(run: RunFolder) -> str:
     curves = [section for section in RESULTS if section.name == "curves"]
     figures = [figure for one in drawn(curves, group_runs([run])) for figure in one.figures]
     colours = "".join(f".promptfed-run .s{index} {{--s: {colour}}}\n" for index, colour in enumerate(COLOURS))
-    parts = [f"<style>{STYLE}{colours}</style>", f"<p>{escape(line(run))}</p>", _table(headline([run]))]
+    parts = [f"<style>{STYLE}{colours}</style>", f"<p>{escape(describe(run))}</p>", _table(headline([run]))]
     return f'<div class="promptfed-run">{"".join([*parts, *map(_drawing, figures)])}</div>'
 
 
