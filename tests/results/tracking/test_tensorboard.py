@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -9,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from promptfed.results.tracking import send
 from support.reports import MakeRun
 
-Curves = dict[str, list[tuple[int, float]]]
+Curves = dict[str, list[Any]]  # of a step and a value
 
 
 def curves(folder: Path) -> Curves:
