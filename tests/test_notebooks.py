@@ -29,7 +29,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setenv(key, value)
 
     def execute(name: str) -> list[Any]:
-        book = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+        book = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)  # type: ignore[no-untyped-call]
         work = tmp_path / "work"
         work.mkdir()
         NotebookClient(book, timeout=240, resources={"metadata": {"path": str(work)}}).execute()
