@@ -129,6 +129,18 @@ def test_mlflow_gets_no_name_that_it_refuses(make_run: MakeRun, monkeypatch: pyt
     assert "deployed/rue_ d_Été" in mlflow.named("log_batch")[1][1]
 
 
+def test_the_names_of_real_sites_stay(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb, folder = fake_wandb(monkeypatch), make_run("one", rounds=1)
+    (folder / "federation.json").write_text("{}")
+    send(folder, ("wandb",))
+    ((_, values),) = wandb.named("log")
+    assert [name for name in values if name.startswith("deployed/")] == [
+        "deployed/all",
+        "deployed/domain-0",
+        "deployed/domain-1",
+    ]
+
+
 # -- what goes wrong -----------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from promptfed.core.errors import PromptFedError
 from promptfed.core.files import write_json
 from promptfed.results.folder import names
 from promptfed.results.folder.parts import parse_recipe, read_text
+from promptfed.results.folder.record import over_sites
 from promptfed.results.tracking.numbers import of_recipe, of_round, of_summary, own_images
 from promptfed.results.tracking.tracker import TrackedRun, Tracker, check, opener
 
@@ -24,7 +25,8 @@ class Following:
     def __init__(self, folder: Path, kinds: Sequence[str], failed: Report) -> None:
         path = folder / names.RECIPE
         recipe = parse_recipe(path, read_text(path))
-        self.folder, self.failed, self.own = folder, failed, own_images(recipe)
+        self.folder, self.failed = folder, failed
+        self.own = own_images(recipe) or over_sites(folder)
         self.trackers: dict[str, Tracker] = {}
         for kind in kinds:
             with self._leave_out(kind):
