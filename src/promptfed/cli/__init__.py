@@ -12,6 +12,7 @@ from promptfed.cli.analysis import audit, compare, export, figure, generate, qua
 from promptfed.cli.listing import check, data_app, doctor, list_
 from promptfed.cli.sites import app as sites_app
 from promptfed.cli.terminal import complain, describe_os_error
+from promptfed.cli.tracking import track
 from promptfed.cli.training import demo, reproduce, run
 from promptfed.cli.tuning import tune
 from promptfed.cli.using import bundle, forget, predict
@@ -30,6 +31,7 @@ for command in (
     demo,
     reproduce,
     tune,
+    track,
     compare,
     report,
     bundle,

@@ -17,6 +17,7 @@
     report.html      the report
     checkpoint/      what a stopped run resumes from; state.json is its commit point
     figures.json, pictures/, domains.json, contact-sheet.jpg, words/       what a method shows
+    tracked.json, tensorboard/                                             if the run is tracked
     figures/, quality.json, audit.json                                     what later commands add
     federation.json, sites.json, newcomers.json, summed.json, job.json     only of runs over real sites
 
