@@ -3,22 +3,21 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from promptfed.core import options
 from promptfed.core.errors import PromptFedError, choice
-from promptfed.core.method import Method
-from promptfed.data.datasets import DATASETS
-from promptfed.data.partition import PARTITIONS
-from promptfed.federation import guards
-from promptfed.runs import nested, registry
+from promptfed.federation import guard_options
+from promptfed.runs import catalogue, nested
 from promptfed.runs.filling import as_table, fill_backbone, fill_method, fill_named, make_method
-from promptfed.runs.fitting import fit_to_data
 from promptfed.runs.nested import NestedTable
 from promptfed.runs.recipe import DEFAULTS, PROMPTED, TABLES, EvaluateOptions, FleetOptions
 from promptfed.runs.recipe import Recipe as Recipe
 from promptfed.runs.sources import read_source
 from promptfed.runs.sweeps import combinations
+
+if TYPE_CHECKING:
+    from promptfed.core.method import Method
 
 
 def load(source: str, overrides: Sequence[str] = ()) -> list[Recipe]:
@@ -60,25 +59,50 @@ def expand(content: NestedTable, overrides: Sequence[str], where: str) -> list[R
 
 
 def resolve(content: Mapping[str, Any], where: str = "the recipe") -> Recipe:
-    """Return the recipe with every field filled in and checked."""
-    recipe = fit_to_data(_with_backbone(_typed(content, where)), content)
-    _check_clients(recipe)
+    """Return the recipe with every field filled in and checked.
+
+    What is imported only slowly comes last: first all names, keys and types, then the data's code, then torch.
+    """
+    recipe = _with_backbone(_typed(content, where))
     check_device(recipe.device)
+    for part, known in (("data", catalogue.datasets()), ("partition", catalogue.partitions())):
+        fill_named(getattr(recipe, part), part, known)
     method, prompt = fill_method(recipe.method, recipe.prompt)
     recipe = replace(
         recipe,
         method=method,
         prompt=prompt,
-        data=fill_named(recipe.data, "data", DATASETS),
-        partition=fill_named(recipe.partition, "partition", PARTITIONS),
         backbone=fill_backbone(recipe.backbone),
         fleet=as_table(options.make(FleetOptions, recipe.fleet, "fleet")),
         evaluate=as_table(options.make(EvaluateOptions, recipe.evaluate, "evaluate")),
-        guards=guards.filled(recipe.guards),
+        guards=guard_options.filled(recipe.guards),
     )
+    recipe = _with_data(recipe, content)
+    _check_guards(recipe)
+    return recipe
+
+
+def _with_data(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
+    """Return the recipe with its data set and partition filled in, and the clients that suit them."""
+    from promptfed.data.datasets import DATASETS
+    from promptfed.data.partition import PARTITIONS
+    from promptfed.runs.fitting import fit_to_data
+
+    recipe = fit_to_data(recipe, given)
+    _check_clients(recipe)
+    return replace(
+        recipe,
+        data=fill_named(recipe.data, "data", DATASETS),
+        partition=fill_named(recipe.partition, "partition", PARTITIONS),
+    )
+
+
+def _check_guards(recipe: Recipe) -> None:
+    """Refuse guards that do not fit the method itself; this is the first to import torch, when all else is right."""
+    from promptfed.federation import guards
+
     founders = recipe.per_round or recipe.clients - recipe.newcomers
     guards.check(recipe.guards, build_method(recipe), min(founders, recipe.newcomers or founders))
-    return recipe
 
 
 def _typed(content: Mapping[str, Any], where: str) -> Recipe:
@@ -105,7 +129,7 @@ def _method_recipe(content: Mapping[str, Any]) -> Mapping[str, Mapping[str, obje
     """Return the tables that recipes of this recipe's method start from."""
     method = content.get("method")
     name = method.get("name") if isinstance(method, dict) else None
-    return registry.find_method(name.removesuffix(PROMPTED)).recipe if isinstance(name, str) else {}
+    return catalogue.find_method(name.removesuffix(PROMPTED)).recipe if isinstance(name, str) else {}
 
 
 def _with_backbone(recipe: Recipe) -> Recipe:
@@ -113,7 +137,7 @@ def _with_backbone(recipe: Recipe) -> Recipe:
     method = recipe.method.get("name")
     if "name" in recipe.backbone or not isinstance(method, str):
         return recipe
-    kind = registry.find_method(method.removesuffix(PROMPTED))
+    kind = catalogue.find_method(method.removesuffix(PROMPTED))
     return replace(recipe, backbone={"name": kind.backbone} | recipe.backbone)
 
 
@@ -132,7 +156,7 @@ def check_device(device: str) -> None:
         raise choice("device", device, ["auto", "cpu", "cuda"])
 
 
-def build_method(recipe: Recipe) -> Method:
+def build_method(recipe: Recipe) -> "Method":
     """Return the recipe's method."""
     return make_method(recipe.method, recipe.prompt)
 

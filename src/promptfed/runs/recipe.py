@@ -6,13 +6,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from promptfed.core.options import Count, NonNegative, Whole
-from promptfed.federation import guards
-from promptfed.methods.with_frame import WithFrame
+from promptfed.federation import guard_options
 from promptfed.results.recipe_keys import PLACE
-from promptfed.runs import nested
+from promptfed.runs import nested, registry
 from promptfed.runs.nested import NestedTable
 
-PROMPTED = f"+{WithFrame.name}"  # ends the name of a method whose images have a visual prompt
+PROMPTED = f"+{registry.WRAPPER}"  # ends the name of a method whose images have a visual prompt
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class Recipe:
     @property
     def hash(self) -> str:
         """Return the fingerprint of all that decides the numbers; the length and the place of the run do not."""
-        content = asdict(self) | PLACE | {"rounds": 1, "guards": guards.deciding(self.guards)}
+        content = asdict(self) | PLACE | {"rounds": 1, "guards": guard_options.deciding(self.guards)}
         method = str(self.method.get("name")).removesuffix(PROMPTED)
         for key, default in ADDED_KEYS.items():
             owner, _, path = key.rpartition(":")
