@@ -10,6 +10,7 @@ import typer
 
 from promptfed.cli.analysis import audit, compare, export, figure, generate, quality, report
 from promptfed.cli.listing import check, data_app, doctor, list_
+from promptfed.cli.scaffolding import new_app
 from promptfed.cli.sites import app as sites_app
 from promptfed.cli.terminal import complain, describe_os_error
 from promptfed.cli.training import demo, reproduce, run
@@ -43,6 +44,7 @@ for command in (
 app.command("list")(list_)
 app.command()(check)
 app.command()(doctor)
+app.add_typer(new_app, name="new")
 app.add_typer(data_app, name="data")
 app.add_typer(sites_app, name="sites")
 

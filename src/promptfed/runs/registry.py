@@ -2,6 +2,7 @@
 
 import importlib
 import pkgutil
+import sys
 from collections.abc import Collection
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -56,6 +57,8 @@ def find_method(name: str) -> "type[Method]":
             raise choice("method", name, known)
         return known[name]
     module, _, attribute = name.partition(":")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)  # last, so that a file in the current folder hides no installed package
     try:
         kind = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
