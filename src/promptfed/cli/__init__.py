@@ -9,6 +9,7 @@ import sys
 import typer
 
 from promptfed.cli.analysis import audit, compare, export, figure, generate, quality, report
+from promptfed.cli.costing import plan
 from promptfed.cli.listing import check, data_app, doctor, list_
 from promptfed.cli.scaffolding import new_app
 from promptfed.cli.sites import app as sites_app
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 for command in (
     run,
+    plan,
     demo,
     reproduce,
     compare,
