@@ -62,7 +62,7 @@ def test_a_stand_in_agrees_with_the_class_itself(what: str, name: str) -> None:
 @pytest.mark.parametrize("name", OWN)
 def test_a_method_keeps_its_presets_its_backbone_and_its_tables(name: str) -> None:
     kind, stand_in = OWN[name], catalogue.find_method(name)
-    for variable in ("name", "presets", "backbone", "recipe"):
+    for variable in ("name", "presets", "backbone", "recipe", "quick"):
         assert getattr(stand_in, variable) == getattr(kind, variable)
 
 
