@@ -9,7 +9,9 @@ import sys
 import typer
 
 from promptfed.cli.analysis import audit, compare, export, figure, generate, quality, report
+from promptfed.cli.costing import plan
 from promptfed.cli.listing import check, data_app, doctor, list_
+from promptfed.cli.scaffolding import new_app
 from promptfed.cli.sites import app as sites_app
 from promptfed.cli.terminal import complain, describe_os_error
 from promptfed.cli.tracking import track
@@ -28,6 +30,7 @@ app = typer.Typer(
 )
 for command in (
     run,
+    plan,
     demo,
     reproduce,
     tune,
@@ -47,6 +50,7 @@ for command in (
 app.command("list")(list_)
 app.command()(check)
 app.command()(doctor)
+app.add_typer(new_app, name="new")
 app.add_typer(data_app, name="data")
 app.add_typer(sites_app, name="sites")
 

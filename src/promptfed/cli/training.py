@@ -45,7 +45,7 @@ def run(
 
     Resume a sweep by giving its command again with the same --out: finished runs are not run again.
     """
-    from promptfed.runs import config, execution
+    from promptfed.runs import config
     from promptfed.runs.folders import sweep_folders
 
     words, trackers = [*(overrides or []), *([f"device={device}"] if device else [])], tuple(track or ())
@@ -61,10 +61,17 @@ def run(
     recipes = config.load(source, words)
     folders = sweep_folders(recipes, out)
     if len(recipes) == 1:
-        _guarded(folders[0], partial(execution.start, recipes[0], folders[0], track=trackers), trackers)
+        _guarded(folders[0], partial(_start, recipes[0], folders[0], trackers), trackers)
     else:
         command = shlex.join(["promptfed", "run", source, *words, "--out", str(folders[0].parent)]) + again(trackers)
         _sweep(dict(zip(folders, recipes, strict=True)), command, trackers)
+
+
+def _start(recipe: "Recipe", folder: Path, trackers: tuple[str, ...]) -> "Result":
+    """Start a run; only now that the recipe is right is torch imported."""
+    from promptfed.runs import execution
+
+    return execution.start(recipe, folder, track=trackers)
 
 
 def _resume(folder: Path, source: str | None, words: list[str], trackers: tuple[str, ...]) -> None:

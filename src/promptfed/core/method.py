@@ -75,6 +75,7 @@ class Method:
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     backbone: ClassVar[str] = "cnn"  # where a recipe names none
     recipe: ClassVar[Mapping[str, Mapping[str, object]]] = {}  # tables that its recipes start from
+    quick: ClassVar[Mapping[str, Mapping[str, object] | int]] = {}  # keys of a bare `promptfed run`
 
     @property
     def traits(self) -> Traits:

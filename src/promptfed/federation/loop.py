@@ -26,6 +26,7 @@ from promptfed.federation.guards import Guards
 from promptfed.federation.sampling import choose
 from promptfed.federation.stopping import Stopping
 from promptfed.federation.store import Store, read_tree, verify, write_tree
+from promptfed.federation.traffic import count_traffic
 from promptfed.results.folder import names
 from promptfed.results.folder.predictions import Predictions
 from promptfed.results.folder.record import Line, Record
@@ -285,21 +286,11 @@ class Loop:
         return score(sums["correct"].tolist(), sums["count"].tolist())
 
     def _traffic(self, down: Tree, up: Tree, clients: Tensor) -> dict[str, int]:
-        """Count numbers per client and bytes of the whole round; `down` and `up` are [C, ...].
-
-        What a method sends `once` is in the bytes of a client's first round only.
-        """
+        """Count what the round sent."""
         once = self.method.traits.once
-        count, often = len(clients), tree.drop(down, once)
         seen = {client for line in self.record.rounds for client in line["clients"]} if once else set()
         first = sum(client not in seen for client in clients.tolist())
-        more_down, more_up = self.guards.traffic(up, count)
-        return {
-            "down_floats": tree.floats(often) // count,
-            "up_floats": tree.floats(up) // count,
-            "down_bytes": tree.nbytes(often) + tree.nbytes(tree.pick(down, once)) // count * first + more_down,
-            "up_bytes": tree.nbytes(up) + more_up,
-        }
+        return count_traffic(down, up, len(clients), first, once, self.guards)
 
     def _check_finite(self, server: Tree, t: int, loss: float | None) -> None:
         """Refuse numbers that are not finite. The check lags one round, so that the host need not wait for a GPU."""

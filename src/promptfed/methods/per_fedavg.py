@@ -19,6 +19,7 @@ class PerFedAvg(Method):
     """Average models that are trained to be one step away from every client's own."""
 
     name: ClassVar[str] = "per-fedavg"
+    quick: ClassVar = {"data": {"name": "fashion-shops", "limit": 20}}
 
     lr: Positive = 0.01
     alpha: Positive = 0.01  # of the step to the adapted point, in training and before a test

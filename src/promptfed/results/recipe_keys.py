@@ -1,7 +1,7 @@
 """Recipe keys that do not matter when runs are compared; every comparison takes its list from here.
 
 Two more rules are about a recipe's fingerprint, and stand beside it: `runs.recipe.ADDED_KEYS`, keys that were added
-later and are left out at their default, and `federation.guards.deciding`, which leaves out guards that are off.
+later and are left out at their default, and `federation.guard_options.deciding`, which leaves out guards that are off.
 """
 
 # Where a run is made and how often it is saved: no number depends on it. A fingerprint takes these values instead.

@@ -1,21 +1,21 @@
 """How a run learns, whatever its method: the tables [schedule], [train] and [stop], from a recipe's keys to values."""
 
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from promptfed.core import options
 from promptfed.core.errors import PromptFedError
-from promptfed.core.method import Method
 from promptfed.core.options import Range
 from promptfed.core.schedule import Schedule
-from promptfed.data.augment import Augment
-from promptfed.data.dataset import Dataset
-from promptfed.data.partition import Partition
-from promptfed.data.split import validated
-from promptfed.data.training import ClassWeights, Training
 from promptfed.federation.stopping import Stopping
 from promptfed.runs.nested import NestedTable
 from promptfed.runs.recipe import Recipe
+
+if TYPE_CHECKING:
+    from promptfed.core.method import Method
+    from promptfed.data.dataset import Dataset
+    from promptfed.data.partition import Partition
+    from promptfed.data.training import Training
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,20 @@ def fill_schedule(recipe: Recipe) -> NestedTable:
     return table if schedule.name != "constant" or schedule.warmup else {}
 
 
-def fill_train(recipe: Recipe, method: Method) -> NestedTable:
-    """Fill in the training's keys, or refuse what the method cannot have; one that does nothing is empty."""
+def check_train(recipe: Recipe) -> TrainOptions:
+    """Return the training's keys, or refuse them for what they are, whatever the method."""
     found = options.make(TrainOptions, recipe.train, "train")
-    name = recipe.method["name"]
     if found.beta >= 1:
         raise PromptFedError(f"train.beta must be below 1, not {found.beta:g}; use train.class_weights=balanced.")
+    return found
+
+
+def fill_train(recipe: Recipe, method: "Method") -> NestedTable:
+    """Fill in the training's keys, or refuse what the method cannot have; one that does nothing is empty."""
+    from promptfed.data.augment import Augment
+
+    found = check_train(recipe)
+    name = recipe.method["name"]
     if Augment.parse(found.augment, "train.augment") and method.traits.reads == "features":
         raise PromptFedError(
             f"{name} reads features that are computed once, and train.augment changes images; leave train.augment out, "
@@ -69,19 +77,24 @@ def stopping_of(recipe: Recipe) -> Stopping | None:
     return options.make(Stopping, recipe.stop, "stop") if recipe.stop else None
 
 
-def held_out(recipe: Recipe, dealt: Partition, dataset: Dataset) -> tuple[Partition, Partition | None]:
+def held_out(recipe: Recipe, dealt: "Partition", dataset: "Dataset") -> "tuple[Partition, Partition | None]":
     """Return the partition to train on, and the same with validation images to stop by in place of test images.
 
     A recipe that tests on validation images stops by these.
     """
+    from promptfed.data.split import validated
+
     if not recipe.stop or recipe.evaluate.get("split") == "val":
         return dealt, None
     validation = validated(dealt, dataset, recipe.seed)
     return replace(dealt, train=validation.train), validation
 
 
-def training_of(recipe: Recipe) -> Training:
+def training_of(recipe: Recipe) -> "Training":
     """Return what sets a recipe's training batches apart."""
+    from promptfed.data.augment import Augment
+    from promptfed.data.training import ClassWeights, Training
+
     found = options.make(TrainOptions, recipe.train, "train")
     kind = found.class_weights
     return Training(

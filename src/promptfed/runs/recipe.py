@@ -7,13 +7,12 @@ from typing import Literal
 
 from promptfed.core.options import Count, NonNegative, Whole
 from promptfed.core.schedule import PACED
-from promptfed.federation import guards
-from promptfed.methods.with_frame import WithFrame
+from promptfed.federation import guard_options
 from promptfed.results.recipe_keys import PLACE
-from promptfed.runs import nested
+from promptfed.runs import nested, registry
 from promptfed.runs.nested import NestedTable
 
-PROMPTED = f"+{WithFrame.name}"  # ends the name of a method whose images have a visual prompt
+PROMPTED = f"+{registry.WRAPPER}"  # ends the name of a method whose images have a visual prompt
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class Recipe:
         Nor does its length, unless the learning rates fall towards the last round.
         """
         rounds = self.rounds if self.schedule.get("name") in PACED else 1
-        content = asdict(self) | PLACE | {"rounds": rounds, "guards": guards.deciding(self.guards)}
+        content = asdict(self) | PLACE | {"rounds": rounds, "guards": guard_options.deciding(self.guards)}
         owners = "", str(self.method.get("name")).removesuffix(PROMPTED), self.partition.get("name")
         for key, default in ADDED_KEYS.items():
             owner, _, path = key.rpartition(":")
