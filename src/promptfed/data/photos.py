@@ -105,8 +105,13 @@ def require_trained(photos: Sequence[Photo], root: Path) -> None:
 
 def decode(path: Path, size: int | tuple[int, int]) -> Images:
     """Return one photograph, upright, in RGB on white where it is transparent, as uint8 [height, width, 3]."""
+    return shrunk(open_rgb(path), size)
+
+
+def shrunk(image: Image.Image, size: int | tuple[int, int]) -> Images:
+    """Return an image at `size`, height and width, as uint8 [height, width, 3]."""
     height, width = (size, size) if isinstance(size, int) else size
-    return np.asarray(open_rgb(path).resize((width, height), Image.Resampling.BICUBIC))
+    return np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))
 
 
 def open_rgb(path: Path) -> Image.Image:
@@ -114,16 +119,21 @@ def open_rgb(path: Path) -> Image.Image:
     if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
         raise OSError("it is not a regular file")
     with Image.open(path) as opened:
-        inverted = opened.format == "TIFF" and opened.getexif().get(PHOTOMETRIC) == WHITE_IS_ZERO
-        image: Image.Image = ImageOps.exif_transpose(opened)
-        if image.mode.startswith("I"):  # 16-bit grey, which Pillow would clip rather than scale
-            image = Image.fromarray(_eight_bits(np.asarray(image), inverted))
-        if image.mode == "F":
-            raise ValueError("its pixels are floating-point numbers; save it with 8 or 16 bits")
-        if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
-            image = image.convert("RGBA")
-            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-        return image.convert("RGB")
+        return to_rgb(opened)
+
+
+def to_rgb(opened: Image.Image) -> Image.Image:
+    """Return an opened photograph upright, in RGB on white where it is transparent."""
+    inverted = opened.format == "TIFF" and opened.getexif().get(PHOTOMETRIC) == WHITE_IS_ZERO
+    image: Image.Image = ImageOps.exif_transpose(opened)
+    if image.mode.startswith("I"):  # 16-bit grey, which Pillow would clip rather than scale
+        image = Image.fromarray(_eight_bits(np.asarray(image), inverted))
+    if image.mode == "F":
+        raise ValueError("its pixels are floating-point numbers; save it with 8 or 16 bits")
+    if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert("RGB")
 
 
 def _eight_bits(levels: NDArray[Any], inverted: bool) -> NDArray[np.uint8]:
