@@ -10,6 +10,7 @@ import typer
 
 from promptfed.cli.analysis import audit, compare, export, figure, generate, quality, report
 from promptfed.cli.listing import check, data_app, doctor, list_
+from promptfed.cli.serving import serve, token
 from promptfed.cli.sites import app as sites_app
 from promptfed.cli.terminal import complain, describe_os_error
 from promptfed.cli.training import demo, reproduce, run
@@ -33,6 +34,8 @@ for command in (
     bundle,
     predict,
     forget,
+    serve,
+    token,
     generate,
     export,
     quality,

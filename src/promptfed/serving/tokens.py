@@ -64,7 +64,7 @@ def write_hashes(path: Path, hashes: Mapping[str, int | None]) -> None:
     entries = [{"client": client, "sha256": digest} for digest, client in hashes.items()]
     part = path.with_name(f".{path.name}.part")
     part.unlink(missing_ok=True)
-    with open(part, "w", encoding="utf-8", opener=private) as file:  # noqa: PTH123  (a path has no opener)
+    with open(part, "w", encoding="utf-8", opener=private) as file:
         file.write(json.dumps({"format": FORMAT, "tokens": entries}, indent=1) + "\n")
         file.flush()
         os.fsync(file.fileno())
