@@ -1,5 +1,6 @@
 """Who asks, and for whom."""
 
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
@@ -46,37 +47,28 @@ def require_operator(request: Request, service: Service) -> None:
         raise Refusal(403, "This needs the operator's token.")
 
 
-def visible(service: Service, grant: Grant | None) -> dict[str, Address]:
-    """Return the clients that a token opens: its own, or as the operator all of its bundle."""
-    clients = service.opened.clients
+def visible(service: Service, grant: Grant | None) -> Mapping[str, Address]:
+    """Return the clients that a token opens: its own, or as the operator's all of its bundle."""
+    opened = service.opened
     if grant is None:
-        return dict(clients)
-    return {
-        name: address
-        for name, address in clients.items()
-        if address.served.folder.resolve() == grant.bundle and grant.client in (None, address.client)
-    }
+        return opened.clients
+    if grant.client is None:
+        return {name: address for name, address in opened.clients.items() if address.home == grant.bundle}
+    name = opened.names.get((grant.bundle, grant.client))
+    return {} if name is None else {name: opened.clients[name]}
 
 
 def find_client(request: Request, service: Service, grant: Grant | None) -> tuple[str, Address]:
     """Return the client that a request is for."""
-    wanted = request.query_params.get("client")
-    if grant is None or grant.client is None:
-        known = service.opened.clients
-        if (
-            wanted is not None
-            and wanted in known
-            and (grant is None or known[wanted].served.folder.resolve() == grant.bundle)
-        ):
-            return wanted, known[wanted]
-        if wanted is None and len(known) == 1:
-            return next(iter(known.items()))
-        if wanted is None:
-            raise Refusal(400, "Say whose model to ask: ?client=…; GET /v1/clients lists them.")
-        raise Refusal(404, "There is no such client; GET /v1/clients lists them.")
-    own = visible(service, grant)
-    if wanted is not None and wanted not in own:
+    known, wanted = visible(service, grant), request.query_params.get("client")
+    if wanted is not None and wanted in known:
+        return wanted, known[wanted]
+    if wanted is not None and grant is not None and grant.client is not None:
         raise Refusal(403, "This token is another client's.")
-    if not own:
+    if wanted is not None:
+        raise Refusal(404, "There is no such client; GET /v1/clients lists them.")
+    if not known:
         raise Refusal(404, "The client of this token is not served any more.")
-    return next(iter(own.items()))
+    if len(known) > 1:
+        raise Refusal(400, "Say whose model to ask: ?client=…; GET /v1/clients lists them.")
+    return next(iter(known.items()))

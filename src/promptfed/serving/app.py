@@ -58,7 +58,7 @@ def make_app(service: Service) -> Recorder:
     return Recorder(Starlette(routes=routes, lifespan=running, exception_handlers=handlers), service.metrics)
 
 
-# -- answers ------------------------------------------------------------------------------------------------------------
+# -- answers ----------------------------------------------------------------------------------------------------------
 
 
 async def predict(request: Request, service: Service) -> Response:
@@ -140,11 +140,11 @@ def _number(request: Request, name: str, default: int, least: int, most: int) ->
     if given is None:
         return min(default, most)
     if not (given.isascii() and given.isdigit() and len(given) < 9 and least <= int(given) <= most):
-        raise Refusal(400, f"{name} must be a whole number from {least} to {most}.")
+        raise Refusal(400, f"Give {name} as a whole number from {least} to {most}.")
     return int(given)
 
 
-# -- what there is ------------------------------------------------------------------------------------------------------
+# -- what there is ----------------------------------------------------------------------------------------------------
 
 
 async def clients(request: Request, service: Service) -> Response:
@@ -233,7 +233,7 @@ def _page(name: str, kind: str) -> Handler:
     return send
 
 
-# -- refusals -----------------------------------------------------------------------------------------------------------
+# -- refusals ---------------------------------------------------------------------------------------------------------
 
 
 async def _refused(request: Request, refusal: Refusal) -> Response:

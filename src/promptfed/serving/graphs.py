@@ -1,4 +1,4 @@
-"""Mixed batches on a GPU as CUDA graphs: one for every size 1, 2, 4, …, replayed instead of launched kernel by kernel."""
+"""Mixed batches on a GPU as CUDA graphs: one for every size 1, 2, 4, …, replayed rather than launched by kernel."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

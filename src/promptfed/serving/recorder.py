@@ -1,4 +1,4 @@
-"""Around every request: its time, its line in the log, the headers that keep a page safe, and no traceback for anyone."""
+"""Around every request: its time, its line in the log, headers that keep a page safe, and no traceback for anyone."""
 
 import json
 import logging

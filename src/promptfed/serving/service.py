@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from promptfed.core.errors import PromptFedError
@@ -23,6 +24,7 @@ class Address:
     """Where a client's model is."""
 
     served: ServedBundle
+    home: Path  # its bundle, in full
     client: int
     row: int
 
@@ -33,6 +35,11 @@ class Opened:
 
     bundles: tuple[ServedBundle, ...]
     clients: Mapping[str, Address]  # "3", or with several bundles "shops/3"
+
+    @cached_property
+    def names(self) -> Mapping[tuple[Path, int], str]:
+        """Return what the client of a bundle is called."""
+        return {(address.home, address.client): name for name, address in self.clients.items()}
 
 
 def open_all(folders: Sequence[Path], device: str, precision: str, known: Sequence[ServedBundle] = ()) -> Opened:
@@ -47,7 +54,9 @@ def open_all(folders: Sequence[Path], device: str, precision: str, known: Sequen
         rehearse(served)
         bundles.append(served)
         start = f"{name}/" if len(folders) > 1 else ""
-        clients |= {f"{start}{client}": Address(served, client, row) for client, row in served.order.items()}
+        clients |= {
+            f"{start}{client}": Address(served, folder.resolve(), client, row) for client, row in served.order.items()
+        }
     return Opened(tuple(bundles), clients)
 
 

@@ -72,13 +72,16 @@ def write_hashes(path: Path, hashes: Mapping[str, int | None]) -> None:
 
 
 def find(token: str, files: Iterable[tuple[Path, Hashes]]) -> Grant | None:
-    """Return what a token opens; the time it takes says nothing about any token."""
-    digest, found = hashed(token), None
+    """Return what a token opens.
+
+    Tokens are found by their hash, so time may tell something of a hash, but nothing of a token.
+    """
+    digest = hashed(token)
     for bundle, hashes in files:
-        for known, client in hashes.items():
-            if known[:8] == digest[:8] and hmac.compare_digest(known, digest):
-                found = Grant(bundle, client)
-    return found
+        for known in hashes.keys() & {digest}:
+            if hmac.compare_digest(known, digest):
+                return Grant(bundle, hashes[known])
+    return None
 
 
 def _digest(value: object) -> str:
