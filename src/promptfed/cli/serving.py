@@ -26,6 +26,7 @@ def serve(
     batch: Annotated[int, typer.Option(min=1, max=4096, help="The most images in a batch.")] = 64,
     queue: Annotated[int, typer.Option(min=1, help="The most images that wait.")] = 512,
     deadline: Annotated[float, typer.Option(min=0.01, help="Seconds until a request must be answered.")] = 10.0,
+    patience: Annotated[float, typer.Option(min=0.01, help="Seconds a request may take to arrive.")] = 20.0,
     graphs: Annotated[bool, typer.Option(help="On a GPU, record batches as CUDA graphs.")] = True,
     certificate: Annotated[Path | None, typer.Option(help="For HTTPS: the certificate.", metavar="PEM")] = None,
     key: Annotated[Path | None, typer.Option(help="For HTTPS: its key.", metavar="PEM")] = None,
@@ -48,7 +49,7 @@ def serve(
         raise choice("precision", precision, ("fp32", "bf16", "fp8"), "--precision")
     if (certificate is None) != (key is None):
         raise PromptFedError("HTTPS needs both --certificate and --key.")
-    limits = Limits(queue=queue, batch=batch, deadline=deadline)
+    limits = Limits(queue=queue, batch=batch, deadline=deadline, patience=patience)
     service = make_service(bundles, device, precision, tokens, limits, graphs=graphs)
     check_exposure(host, service, everyone=everyone)
     files = (certificate, key) if certificate is not None and key is not None else None

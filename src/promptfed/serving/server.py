@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -54,7 +55,7 @@ def serve(
     try:
         listening = socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
-        raise PromptFedError(f"Cannot listen on {host}, port {port}: {error.strerror or error}.") from error
+        raise PromptFedError(f"Cannot listen on {host}, port {port}: {os.strerror(error.errno or 0)}.") from error
     _log_json()
     files: dict[str, Any] = {}
     if certificate is not None:

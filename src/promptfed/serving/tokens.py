@@ -50,7 +50,7 @@ def hashed(token: str) -> str:
 def read_hashes(path: Path) -> Hashes:
     """Read a file of tokens; one that others may read is refused."""
     if os.name == "posix" and path.stat().st_mode & 0o077:
-        raise PromptFedError(f"Others may read {path}; make it private: chmod 600 {path}")
+        raise PromptFedError(f"Others may read {path}; chmod 600 makes it private.")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         entries = content["tokens"] if content["format"] == FORMAT else None
