@@ -86,7 +86,7 @@ def request(draw: random.Random, tokens: list[str]) -> tuple[str, str, dict[str,
 
 
 def test_a_thousand_odd_requests(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    own = copied(tiny_bundle(tmp_path / "made"), tmp_path / "shops")
+    own = copied(tiny_bundle(tmp_path, "made"), tmp_path / "shops")
     tokens = [new_token(), new_token(), new_token()]
     write_hashes(beside(own), {hashed(tokens[0]): None, hashed(tokens[1]): 1, hashed(tokens[2]): 77})
     draw, seen = random.Random(0), Counter[int]()

@@ -20,13 +20,6 @@ from promptfed.serving.tokens import beside, hashed, read_hashes
 from support.command import environment, promptfed, sentence
 from support.tiny_server import copied, picture, tiny_bundle
 
-START = (
-    "import sys; from promptfed.serving import limits; "
-    "limits.Limits.__init__.__defaults__ = tuple("
-    "0.5 if value == 20.0 else value for value in limits.Limits.__init__.__defaults__); "
-    "from promptfed.cli import main; main()"
-)
-
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -34,71 +27,71 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def serving(*words: object, start: str = "from promptfed.cli import main; main()") -> Iterator[tuple[Any, int]]:
+def serving(*words: object) -> Iterator[tuple[Any, int]]:
     """Start `promptfed serve` and give its process and port."""
+    start = "from promptfed.cli import main; main()"
     command = [sys.executable, "-c", start, "serve", *map(str, words), "--port", "0", "--device", "cpu"]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, env=environment(PYTHONUNBUFFERED="1"), stdout=pipe, stderr=pipe, text=True)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
-        assert line.startswith("Serving 4 clients at http://127.0.0.1:"), (line, process.poll() and process.stderr)
+        assert line.startswith("Serving 4 clients at http://127.0.0.1:"), line
         yield process, int(line.partition("127.0.0.1:")[2].partition("/")[0])
     finally:
         process.kill()
         process.communicate()
 
 
-def test_it_answers_reloads_and_ends_when_asked(bundle: Path, tmp_path: Path) -> None:
+def test_a_server_from_its_start_to_its_end(bundle: Path, tmp_path: Path) -> None:
     own = copied(bundle, tmp_path / "shops")
-    with serving(own) as (process, port), httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
-        answer = client.post("/v1/predict?client=3", content=picture())
-        assert answer.status_code == 200
-        assert "server" not in answer.headers
-        assert HEADERS.keys() <= {name for name, _ in answer.headers.raw}
-        assert client.get("/", headers={"host": "evil.example"}).status_code == 200  # the page says nothing
-        assert client.get("/v1/model", headers={"host": f"evil.example:{port}"}).status_code == 421
-        assert promptfed("forget", own, "--client", 3).code == 0
-        process.send_signal(signal.SIGHUP)
-        while client.get("/metrics").text.count("promptfed_reloads_total 1") != 1:
-            pass
-        assert client.post("/v1/predict?client=3", content=picture()).status_code == 404
-        assert client.post("/v1/predict?client=2", content=picture()).status_code == 200
-        process.send_signal(signal.SIGTERM)
+    with serving(own, "--patience", 1) as (process, port):
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+            strangers_and_friends(client)
+            slow_clients_are_left(port)
+            assert promptfed("forget", own, "--client", 3).code == 0
+            process.send_signal(signal.SIGHUP)
+            while "\npromptfed_reloads_total 1\n" not in client.get("/metrics").text:
+                pass
+            assert client.post("/v1/predict?client=3", content=picture()).status_code == 404
+            answer = end_during_a_request(process, port, client)
         _, said = process.communicate(timeout=60)
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b'"client":"0"' in answer
     assert process.returncode == 0
     lines = [json.loads(line) for line in said.splitlines()]
     assert {line["event"] for line in lines} == {"request", "reloaded"}
     assert lines[0].keys() == {"time", "level", "event", "method", "route", "status", "seconds"}
 
 
-def test_what_is_under_way_is_answered_before_the_end(bundle: Path) -> None:
+def strangers_and_friends(client: httpx.Client) -> None:
+    answer = client.post("/v1/predict?client=3", content=picture())
+    assert answer.status_code == 200
+    assert "server" not in answer.headers
+    assert HEADERS.keys() <= {name.lower() for name, _ in answer.headers.raw}
+    assert client.get("/", headers={"host": "evil.example"}).status_code == 200  # the page itself says nothing
+    assert client.get("/v1/model", headers={"host": "evil.example"}).status_code == 421
+
+
+def slow_clients_are_left(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), 30) as line:
+        line.sendall(b"POST /v1/predict?client=0 HTTP/1.1\r\nHost: localh")
+        assert line.recv(1) == b""
+    with socket.create_connection(("127.0.0.1", port), 30) as line:
+        line.sendall(b"POST /v1/predict?client=0 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nabc")
+        assert line.recv(1000).startswith(b"HTTP/1.1 408")
+
+
+def end_during_a_request(process: Any, port: int, client: httpx.Client) -> bytes:
+    """Send half a request, ask the server to end, and return what it answers to the whole one."""
     body = picture()
     head = f"POST /v1/predict?client=0 HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    with serving(bundle) as (process, port), socket.create_connection(("127.0.0.1", port)) as line:
+    with socket.create_connection(("127.0.0.1", port)) as line:
         line.sendall(head + body[:10])
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
-            client.get("/healthz")  # so the other request has begun
+        client.get("/healthz")  # so the other request has begun
         process.send_signal(signal.SIGTERM)
-        with pytest.raises(OSError):  # noqa: PT012  (refused or reset, as soon as it listens no more)
-            while True:
-                socket.create_connection(("127.0.0.1", port)).close()
         line.sendall(body[10:])
-        answer = line.makefile("rb").read()
-        process.wait(60)
-    assert answer.startswith(b"HTTP/1.1 200")
-    assert b'"client":"0"' in answer
-    assert process.returncode == 0
-
-
-def test_slow_clients_are_left(bundle: Path) -> None:
-    with serving(bundle, start=START) as (_, port):
-        with socket.create_connection(("127.0.0.1", port), 30) as line:
-            line.sendall(b"POST /v1/predict?client=0 HTTP/1.1\r\nHost: localh")
-            assert line.recv(1) == b""
-        with socket.create_connection(("127.0.0.1", port), 30) as line:
-            line.sendall(b"POST /v1/predict?client=0 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nabc")
-            assert line.recv(1000).startswith(b"HTTP/1.1 408")
+        return line.makefile("rb").read()
 
 
 # -- sentences --------------------------------------------------------------------------------------------------------
@@ -135,7 +128,7 @@ def test_tokens_are_made_listed_and_revoked(bundle: Path, tmp_path: Path) -> Non
     assert "has no client 4; it has 0, 1, 2, 3." in sentence(promptfed("token", own, "--client", 4))
     assert "give --client or --operator" in sentence(promptfed("token", own, "--client", 1, "--operator"))
     os.chmod(file, 0o644)  # noqa: PTH101
-    assert f"Others may read {file}; make it private" in sentence(promptfed("serve", own))
+    assert f"Others may read {file}; chmod 600 makes it private" in sentence(promptfed("serve", own))
     file.unlink()
     file.touch(0o600)
     assert "is not a file of tokens" in sentence(promptfed("serve", own))
