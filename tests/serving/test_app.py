@@ -131,7 +131,7 @@ def test_what_there_is(bundle: Path) -> None:
     assert [one["client"] for one in found["clients"]] == ["0", "1", "2", "3"]
     assert answers["/v1/model"].json()["bundles"][0]["method"] == "pfedpt"
     assert answers["/openapi.json"].json() == document()
-    assert set(document()["paths"]) == set(KNOWN) - {"/", "/app.js", "/app.css", "/openapi.json"}
+    assert set(document()["paths"]) == set(KNOWN) - {"/", "/app.js", "/app.css", "/icon.svg", "/openapi.json"}
     counted = answers["/metrics"].text
     for line in (
         'promptfed_requests_total{route="/v1/predict",status="200"} 1',

@@ -26,7 +26,12 @@ from promptfed.serving.refusals import Refusal, refuse_busy
 from promptfed.serving.service import Address, Service
 from promptfed.serving.uploads import uploaded
 
-PAGE = {"/": ("index.html", "text/html"), "/app.js": ("app.js", "text/javascript"), "/app.css": ("app.css", "text/css")}
+PAGE = {
+    "/": ("index.html", "text/html"),
+    "/app.js": ("app.js", "text/javascript"),
+    "/app.css": ("app.css", "text/css"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
 CLIENTS = 1000  # listed at a time
 Handler = Callable[[Request], Awaitable[Response]]
 Result = TypeVar("Result")

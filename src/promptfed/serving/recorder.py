@@ -12,8 +12,8 @@ from promptfed.serving.metrics import Metrics
 
 log = logging.getLogger("promptfed.serving")
 KNOWN = (
-    "/", "/app.js", "/app.css", "/v1/predict", "/v1/explain", "/v1/reload", "/v1/clients", "/v1/model", "/healthz",
-    "/readyz", "/metrics", "/openapi.json",
+    "/", "/app.js", "/app.css", "/icon.svg", "/v1/predict", "/v1/explain", "/v1/reload", "/v1/clients", "/v1/model",
+    "/healthz", "/readyz", "/metrics", "/openapi.json",
 )  # fmt: skip
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "

@@ -1,13 +1,12 @@
 """The images of a request: read within its limits, in memory alone."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from starlette.datastructures import UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
+from promptfed.serving.forms import read_form
 from promptfed.serving.refusals import Refusal, refuse_busy
 from promptfed.serving.service import Service
 
@@ -25,7 +24,8 @@ async def uploaded(request: Request, service: Service) -> AsyncIterator[list[byt
     content = bytearray()
     try:
         await _read(request, service, content)
-        yield await _parts(request, bytes(content), service.limits.images) if form else [bytes(content)]
+        kind = request.headers.get("content-type", "")
+        yield read_form(kind, bytes(content), service.limits.images) if form else [bytes(content)]
     finally:
         service.held -= len(content)
 
@@ -52,27 +52,3 @@ async def _read(request: Request, service: Service, content: bytearray) -> None:
         raise Refusal(400, "The upload was cut off.") from error
     if declared.isdigit() and 0 < int(declared) != len(content):
         raise Refusal(400, "The upload was cut off.")
-
-
-async def _parts(request: Request, content: bytes, most: int) -> list[bytes]:
-    """Return the files of a form."""
-
-    async def stream() -> AsyncGenerator[bytes, None]:
-        yield content
-
-    parser = MultiPartParser(request.headers, stream(), max_files=most, max_fields=most)
-    parser.spool_max_size = len(content) + 1  # never on disk
-    try:
-        form = await parser.parse()
-    except MultiPartException as error:
-        if error.message.startswith("Too many files"):
-            raise Refusal(413, f"A request has at most {most} images.") from error
-        raise Refusal(400, "The form cannot be read as multipart/form-data.") from error
-    except (ValueError, KeyError, IndexError) as error:
-        raise Refusal(400, "The form cannot be read as multipart/form-data.") from error
-    files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
-    if not files:
-        raise Refusal(400, "The form has no image: send it as a file, as curl -F image=@photo.jpg does.")
-    found = [await file.read() for file in files]
-    await form.close()
-    return found

@@ -1,7 +1,7 @@
 'use strict';
 const at = id => document.getElementById(id);
 const TOP = 5;
-let turn = 0;
+let turn = 0, listed = null;
 
 function say(text, wrong) {
   at('status').textContent = text;
@@ -84,11 +84,14 @@ function look(found) {
 
 async function answer(file) {
   if (!file) return;
-  const mine = ++turn, query = '?client=' + encodeURIComponent(at('client').value.trim());
+  const mine = ++turn;
   say('Looking …');
+  await listed;
+  const whose = at('client').value.trim();
+  const query = '?' + (whose ? 'client=' + encodeURIComponent(whose) + '&' : '');
   at('where').textContent = '';
   try {
-    const found = await ask('v1/predict' + query + '&top=' + TOP, file);
+    const found = await ask('v1/predict' + query + 'top=' + TOP, file);
     if (mine !== turn) return;
     const classes = found.images[0].classes;
     URL.revokeObjectURL(at('shown').src);
@@ -110,7 +113,7 @@ for (const id of ['picture', 'camera']) {
   at(id).addEventListener('change', event => answer(event.target.files[0]));
 }
 at('ask').addEventListener('submit', event => event.preventDefault());
-at('token').addEventListener('change', list);
+at('token').addEventListener('change', () => { listed = list(); });
 at('client').addEventListener('change', () => answer(at('picture').files[0] || at('camera').files[0]));
 at('toggle').addEventListener('change', event => at('heat').classList.toggle('off', !event.target.checked));
 for (const kind of ['dragover', 'dragleave', 'drop']) {
@@ -120,4 +123,4 @@ for (const kind of ['dragover', 'dragleave', 'drop']) {
     if (kind === 'drop') answer(event.dataTransfer.files[0]);
   });
 }
-list();
+listed = list();
