@@ -23,11 +23,14 @@ ROOM = 2**28  # bytes of own tensors that one batch may gather: whole models go 
 CLOSE = {torch.float32: 1e-3, torch.bfloat16: 0.1}  # how far probabilities may differ in another order of sums
 
 
-def answer(served: ServedBundle, rows: Sequence[int], images: Images) -> Tensor:
-    """Return logits [N, classes] in float32 on the CPU; image n [N, H, W, 3] belongs to the client in row rows[n]."""
+def answer(served: ServedBundle, rows: Sequence[int], images: Images, room: int = ROOM) -> Tensor:
+    """Return logits [N, classes] in float32 on the CPU; image n [N, H, W, 3] belongs to the client in row rows[n].
+
+    Clients whose own tensors together take more than `room` bytes are answered one after another.
+    """
     with torch.inference_mode():
         pixels = torch.from_numpy(np.ascontiguousarray(images)).to(served.device)
-        if len(rows) == 1 or served.row_bytes * len(rows) <= ROOM:
+        if len(rows) == 1 or served.row_bytes * len(rows) <= room:
             return _chunk(served, rows, pixels.unsqueeze(1))[:, 0]
         found: dict[int, list[int]] = {}
         for place, row in enumerate(rows):

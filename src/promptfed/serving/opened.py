@@ -76,7 +76,7 @@ def open_served(
         cpu = bundled_task(folder, about, recipe, torch.device("cpu"))
         task = replace(cpu, backbone=_precise(cpu.backbone, precision).to(place))
     verify(folder, about.shared)
-    shared, rows = _mapped(folder / about.shared.name), _mapped(folder / about.rows.name)
+    shared, rows = map_tensors(folder / about.shared.name), map_tensors(folder / about.rows.name)
     if sorted((*shared, *rows)) != sorted(about.order):
         raise PromptFedError(f"The bundle is damaged: {folder} lacks a tensor that it names; make the bundle again.")
     dropout = task.backbone.draws()
@@ -120,7 +120,7 @@ def _precise(backbone: Any, precision: str) -> Any:
     return replace(backbone, precision=precision)
 
 
-def _mapped(path: Path) -> Tree:
+def map_tensors(path: Path) -> Tree:
     """Return a file's tensors; they are mapped, so what nobody looks at is not read."""
     try:
         with safe_open(path, framework="pt") as file:
