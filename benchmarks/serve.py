@@ -145,7 +145,7 @@ def memory(folder: Path, few: int, many: int, device: torch.device, dtype: str, 
         own = torch.cuda.memory_allocated() if device.type == "cuda" else 0
         held.append((status("RssAnon") + own, status("RssFile")))
         del served
-    return tuple((new - old) / (many - few) for old, new in zip(*held[1:], strict=True))  # type: ignore[return-value]
+    return tuple((new - old) / (many - few) for old, new in zip(*held[1:], strict=True))
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ def made_bundle(folder: Path) -> Path:
     from promptfed.analysis.bundle.making import make_bundle
     from promptfed.runs import runner
 
-    ran = runner.run("pfedpt", out=folder / "run", overrides=["rounds=1", "method.epochs=1", "evaluate.after=false"])
+    ran = runner.run("pfedpt", out=folder / "run", overrides=("rounds=1", "method.epochs=1", "evaluate.after=false"))
     make_bundle(ran.folder, folder / "bundle")
     return folder / "bundle"
 

@@ -56,8 +56,8 @@ def body(draw: random.Random) -> dict[str, Any]:
         named = {"content-type": f"multipart/form-data{boundary}".encode("latin-1")}
         return {"content": whole[: draw.randrange(len(whole))], "headers": named}
     if kind == "odd":
-        named = draw.choice(["text/plain", "application/json", "image/", "/", "image/png; q=é", "multipart/mixed"])
-        return {"content": content(draw), "headers": {"content-type": named.encode("latin-1")}}
+        other = draw.choice(["text/plain", "application/json", "image/", "/", "image/png; q=é", "multipart/mixed"])
+        return {"content": content(draw), "headers": {"content-type": other.encode("latin-1")}}
     return {"content": content(draw)}
 
 

@@ -88,7 +88,7 @@ def test_shared_weights_are_not_copied_for_a_batch(base: Path, monkeypatch: pyte
 
     def spy(self: Method, task: Any, params: Any, batch: Any) -> torch.Tensor:
         seen.append(params)
-        return real(self, task, params, batch)  # type: ignore[arg-type]
+        return real(self, task, params, batch)
 
     monkeypatch.setattr(type(served.method), "predict", spy)
     mixed.answer(served, [0, 1, 2], noise(3, served.about.shape))
@@ -124,7 +124,7 @@ def test_a_method_that_mixes_clients_is_refused(base: Path, monkeypatch: pytest.
     real = type(served.method).predict
 
     def mean(self: Method, task: Any, params: Any, batch: Any) -> torch.Tensor:
-        out = real(self, task, params, batch)  # type: ignore[arg-type]
+        out = real(self, task, params, batch)
         return out.mean(0, keepdim=True).expand_as(out) * 100
 
     monkeypatch.setattr(type(served.method), "predict", mean)

@@ -26,7 +26,7 @@ def tiny_bundle(base: Path, name: str = "shops", clients: int = 4) -> Path:
     folder = base / name
     if not folder.exists():
         words = tiny(write_images(base / f"{name}.npz"), "device=cpu", "evaluate.after=false", "rounds=1")
-        ran = runner.run("pfedpt", out=base / f"{name}.run", overrides=[*words, f"clients={clients}"])
+        ran = runner.run("pfedpt", out=base / f"{name}.run", overrides=(*words, f"clients={clients}"))
         make_bundle(ran.folder, folder, "cpu")
     return folder
 

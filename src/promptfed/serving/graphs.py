@@ -31,7 +31,7 @@ class Recorded:
     """Answers as `mixed.answer` does; batches are filled up to a recorded size with copies of their last image."""
 
     most: int
-    graphs: "WeakKeyDictionary[ServedBundle, dict[int, _Graph]]" = field(default_factory=WeakKeyDictionary)
+    graphs: "WeakKeyDictionary[ServedBundle, dict[int, _Graph | None]]" = field(default_factory=WeakKeyDictionary)
 
     def __call__(self, served: ServedBundle, rows: Sequence[int], images: Images) -> Tensor:
         """Return logits [N, classes]; what cannot be recorded, such as whole models, is computed as it comes."""
@@ -45,6 +45,8 @@ class Recorded:
             if size not in known:
                 known[size] = _record(served, fresh)
             recorded = known[size]
+            if recorded is None:
+                return mixed.answer(served, rows, images)
             for source, target in zip(fresh, recorded.inputs, strict=True):
                 for name, value in source.items():
                     target[name].copy_(value)
@@ -64,8 +66,8 @@ def _inputs(served: ServedBundle, rows: Sequence[int], images: Images) -> tuple[
     return served.gather(rows), tree.rows(served.facts, index), tree.rows(served.salts, index), {"pixels": pixels}
 
 
-def _record(served: ServedBundle, fresh: tuple[Tree, Tree, Tree, Tree]) -> _Graph:
-    """Record one batch of this size."""
+def _record(served: ServedBundle, fresh: tuple[Tree, Tree, Tree, Tree]) -> _Graph | None:
+    """Record one batch of this size; None where the method does what a recording cannot hold."""
     own, facts, salts, pictures = (tree.map(torch.clone, part) for part in fresh)
 
     def step() -> Tensor:
@@ -79,6 +81,9 @@ def _record(served: ServedBundle, fresh: tuple[Tree, Tree, Tree, Tree]) -> _Grap
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     # other threads may go on using the GPU meanwhile: a bundle is opened there while this one answers
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        logits = step()
+    try:
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            logits = step()
+    except RuntimeError:
+        return None
     return _Graph(graph, (own, facts, salts, pictures), logits)

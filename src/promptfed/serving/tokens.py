@@ -53,7 +53,9 @@ def read_hashes(path: Path) -> Hashes:
         raise PromptFedError(f"Others may read {path}; chmod 600 makes it private.")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        entries = content["tokens"] if content["format"] == FORMAT else None
+        if content["format"] != FORMAT:
+            raise ValueError("another format")
+        entries: list[dict[str, object]] = content["tokens"]
         return {_digest(entry["sha256"]): _client(entry["client"]) for entry in entries}
     except (ValueError, KeyError, TypeError) as error:
         raise PromptFedError(f"{path} is not a file of tokens; make one with promptfed token.") from error
