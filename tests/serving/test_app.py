@@ -12,7 +12,7 @@ from PIL import Image
 
 from promptfed.analysis import predict
 from promptfed.serving import explain
-from promptfed.serving.limits import Limits
+from promptfed.serving.limits import ServingLimits
 from promptfed.serving.openapi import document
 from promptfed.serving.recorder import HEADERS, KNOWN
 from promptfed.serving.service import Service
@@ -55,7 +55,7 @@ def test_a_form_with_several_images_is_a_batch(bundle: Path, tmp_path: Path) -> 
 
 
 def test_everything_wrong_gets_its_status_and_a_sentence(bundle: Path) -> None:
-    limits = Limits(body=4000, pixels=1000, images=2)
+    limits = ServingLimits(body=4000, pixels=1000, images=2)
     big = io.BytesIO()
     Image.new("L", (50, 21)).save(big, "PNG")
     three = [("image", ("a", picture()))] * 3
@@ -197,10 +197,30 @@ def test_a_crowd_is_answered_in_batches_and_no_request_waits_for_a_timer(bundle:
         asked = [client.post(f"/v1/predict?client={n % 4}", content=picture(n)) for n in range(40)]
         return {answer.status_code for answer in await asyncio.gather(*asked)}, sizes
 
-    statuses, sizes = visit(bundle, work=work, limits=Limits(batch=16))
+    statuses, sizes = visit(bundle, work=work, limits=ServingLimits(batch=16))
     assert statuses == {200}
     assert sum(sizes) == 40
     assert max(sizes) <= 16
+
+
+def test_beyond_the_queue_the_answer_is_429_and_later_200(bundle: Path) -> None:
+    async def work(client: httpx.AsyncClient, service: Service) -> tuple[list[httpx.Response], httpx.Response, int]:
+        asked = [client.post(f"/v1/predict?client={n % 4}", content=picture(n)) for n in range(40)]
+        answers = list(await asyncio.gather(*asked))
+        return answers, await client.post("/v1/predict?client=1", content=picture()), service.pending
+
+    answers, later, pending = visit(bundle, work=work, limits=ServingLimits(queue=5))
+    assert {answer.status_code for answer in answers} == {200, 429}
+    assert {answer.headers.get("retry-after") for answer in answers if answer.status_code == 429} == {"1"}
+    assert (later.status_code, pending) == (200, 0)
+
+
+def test_a_late_answer_is_504_and_leaves_the_queue(bundle: Path) -> None:
+    async def work(client: httpx.AsyncClient, service: Service) -> tuple[int, int, int]:
+        answer = await client.post("/v1/predict?client=1", content=picture())
+        return answer.status_code, service.pending, service.metrics.images
+
+    assert visit(bundle, work=work, limits=ServingLimits(deadline=0.0)) == (504, 0, 0)
 
 
 def test_a_reload_takes_in_new_clients_and_drops_no_request(bundle: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from promptfed.serving.limits import Limits
+from promptfed.serving.limits import ServingLimits
 from promptfed.serving.recorder import JsonLines
 from promptfed.serving.service import Service
 from promptfed.serving.tokens import beside, hashed, new_token, write_hashes
@@ -109,7 +109,7 @@ def test_a_thousand_odd_requests(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         assert len(service.batcher.queue) == 0
         return sum(service.metrics.requests.values())
 
-    limits = Limits(body=5000, pixels=10_000, images=2)
+    limits = ServingLimits(body=5000, pixels=10_000, images=2)
     assert visit(own, work=work, limits=limits) == REQUESTS + 1
     assert {200, 400, 401, 403, 404, 405, 413, 415, 422} <= set(seen), seen
     lines = [JsonLines().format(record) for record in caplog.records if record.name == "promptfed.serving"]

@@ -28,6 +28,9 @@ FROZEN = {"pfedpg": "vit", "fedvpt": "vit", "fedvpt-d": "vit", "head-probe": "vi
           "promptfl": "clip", "fedapt": "clip", "fed-cocoop": "clip", "clip-zs": "clip"}  # fmt: skip
 
 
+LONG = ("fedvpt", "fedvpt-d", "vit-full")
+
+
 def words(name: str, base: Path) -> tuple[str, list[str]]:
     """Return the method of a case, and its recipe."""
     method, _, kind = name.removesuffix("+pt").partition(" ")
@@ -66,8 +69,18 @@ def noise(count: int, shape: tuple[int, int]) -> Any:
     return np.random.default_rng(7).integers(0, 256, (count, *shape, 3), np.uint8)
 
 
-@pytest.mark.parametrize("name", [*TINY, *CONVOLUTIONS, *FROZEN])
+@pytest.mark.parametrize("name", [*TINY, *CONVOLUTIONS, *(name for name in FROZEN if name not in LONG)])
 def test_a_mixed_batch_answers_as_predict_does(base: Path, name: str) -> None:
+    check(base, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LONG)
+def test_a_mixed_batch_of_longer_runs_answers_as_predict_does(base: Path, name: str) -> None:
+    check(base, name)
+
+
+def check(base: Path, name: str) -> None:
     folder = made(base, name)
     served = open_served(folder, "cpu")
     mixed.rehearse(served)
@@ -100,7 +113,7 @@ def test_shared_weights_are_not_copied_for_a_batch(base: Path, monkeypatch: pyte
 
 def test_bundles_of_one_backbone_hold_it_once(base: Path) -> None:
     one = open_served(made(base, "pfedpg"), "cpu")
-    other = open_served(made(base, "fedvpt"), "cpu", known=[one])
+    other = open_served(made(base, "head-probe"), "cpu", known=[one])
     assert other.task.backbone is one.task.backbone
     assert open_served(made(base, "pfedpt"), "cpu", known=[one]).task.backbone is not one.task.backbone
 

@@ -14,7 +14,7 @@ from PIL import Image
 from promptfed.analysis.bundle.making import make_bundle
 from promptfed.runs import runner
 from promptfed.serving.app import make_app
-from promptfed.serving.limits import Limits
+from promptfed.serving.limits import ServingLimits
 from promptfed.serving.service import Service, make_service
 from support.tiny_runs import tiny, write_images
 
@@ -46,7 +46,7 @@ def picture(seed: int = 0, side: int = 8, kind: str = "PNG") -> bytes:
 
 
 def visit(
-    *bundles: Path, work: Callable[[httpx.AsyncClient, Service], Awaitable[Result]], limits: Limits | None = None
+    *bundles: Path, work: Callable[[httpx.AsyncClient, Service], Awaitable[Result]], limits: ServingLimits | None = None
 ) -> Result:
     """Start a server of bundles, let `work` ask it, and stop it."""
 

@@ -24,7 +24,7 @@ def serve(
         str, typer.Option(help="Of a frozen backbone: fp32, bf16 or fp8; the default is the bundle's own.")
     ] = "",
     batch: Annotated[int, typer.Option(min=1, max=4096, help="The most images in a batch.")] = 64,
-    queue: Annotated[int, typer.Option(min=1, help="The most images that wait.")] = 512,
+    queue: Annotated[int, typer.Option(min=1, help="The most images under way; beyond them the answer is 429.")] = 512,
     deadline: Annotated[float, typer.Option(min=0.01, help="Seconds until a request must be answered.")] = 10.0,
     patience: Annotated[float, typer.Option(min=0.01, help="Seconds a request may take to arrive.")] = 20.0,
     graphs: Annotated[bool, typer.Option(help="On a GPU, record batches as CUDA graphs.")] = True,
@@ -42,14 +42,14 @@ def serve(
     except ModuleNotFoundError as error:
         raise PromptFedError('promptfed serve needs the [serve] extra: pip install "promptfed[serve]".') from error
     from promptfed.core.errors import choice
-    from promptfed.serving.limits import Limits
+    from promptfed.serving.limits import ServingLimits
     from promptfed.serving.service import make_service
 
     if precision not in ("", "fp32", "bf16", "fp8"):
         raise choice("precision", precision, ("fp32", "bf16", "fp8"), "--precision")
     if (certificate is None) != (key is None):
         raise PromptFedError("HTTPS needs both --certificate and --key.")
-    limits = Limits(queue=queue, batch=batch, deadline=deadline, patience=patience)
+    limits = ServingLimits(queue=queue, batch=batch, deadline=deadline, patience=patience)
     service = make_service(bundles, device, precision, tokens, limits, graphs=graphs)
     check_exposure(host, service, everyone=everyone)
     files = (certificate, key) if certificate is not None and key is not None else None

@@ -104,6 +104,9 @@ async def _answered(
 ) -> Tensor:
     """Decode images and return their logits, or refuse when that takes too long."""
     limits, loop = service.limits, asyncio.get_running_loop()
+    if service.pending + len(contents) > limits.queue:
+        refuse_busy()
+    service.pending += len(contents)
     shape, end = address.served.about.shape, loop.time() + service.limits.deadline
     try:
         async with asyncio.timeout_at(end):
@@ -119,6 +122,8 @@ async def _answered(
         refuse_busy()
     except PromptFedError as error:
         raise Refusal(503, "The model of this client cannot answer; tell who runs this server.") from error
+    finally:
+        service.pending -= len(contents)
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
@@ -189,7 +194,7 @@ async def health(request: Request, service: Service) -> Response:
 
 async def ready(request: Request, service: Service) -> Response:
     """Say whether there is room for another request."""
-    if len(service.batcher.queue) >= service.limits.queue:
+    if service.pending >= service.limits.queue:
         raise Refusal(503, "The queue is full.")
     return JSONResponse({"status": "ready"})
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Limits:
+class ServingLimits:
     """The server's limits; beyond them it answers with a sentence."""
 
-    queue: int = 512  # images that wait
+    queue: int = 512  # images that are under way
     batch: int = 64  # images of one batch
     images: int = 32  # images of one request
     body: int = 20 * 2**20  # bytes of one request

@@ -10,7 +10,7 @@ from pathlib import Path
 from promptfed.core.errors import PromptFedError
 from promptfed.serving.batcher import Answer, Batcher
 from promptfed.serving.graphs import Recorded
-from promptfed.serving.limits import Limits
+from promptfed.serving.limits import ServingLimits
 from promptfed.serving.metrics import Metrics
 from promptfed.serving.mixed import answer, rehearse
 from promptfed.serving.opened import ServedBundle, open_served
@@ -106,13 +106,14 @@ class Service:
     folders: tuple[Path, ...]
     opened: Opened
     tokens: TokenFiles
-    limits: Limits = field(default_factory=Limits)
+    limits: ServingLimits = field(default_factory=ServingLimits)
     device: str = "auto"
     precision: str = ""
     hosts: frozenset[str] | None = None  # the names it answers to; None: any
     compute: Answer = answer
     metrics: Metrics = field(default_factory=Metrics)
     held: int = 0  # bytes of the requests under way
+    pending: int = 0  # images that are decoded, wait, or are answered
     batcher: Batcher = field(init=False)
     decoders: ThreadPoolExecutor = field(init=False)
     _reloading: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -135,14 +136,14 @@ def make_service(
     device: str = "auto",
     precision: str = "",
     tokens: Path | None = None,
-    limits: Limits | None = None,
+    limits: ServingLimits | None = None,
     *,
     graphs: bool = True,
 ) -> Service:
     """Open the bundles for serving; on a GPU their batches are recorded as CUDA graphs."""
     files = token_files(folders, tokens)
     opened = open_all(folders, device, precision)
-    limits = limits or Limits()
+    limits = limits or ServingLimits()
     on_gpu = any(served.device.type == "cuda" for served in opened.bundles)
     compute = Recorded(limits.batch) if graphs and on_gpu else answer
     return Service(tuple(folders), opened, files, limits, device, precision, compute=compute)
