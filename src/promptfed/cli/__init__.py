@@ -12,6 +12,7 @@ from promptfed.cli.analysis import audit, compare, export, figure, generate, qua
 from promptfed.cli.costing import plan
 from promptfed.cli.listing import check, data_app, doctor, list_
 from promptfed.cli.scaffolding import new_app
+from promptfed.cli.serving import serve, token
 from promptfed.cli.sites import app as sites_app
 from promptfed.cli.terminal import complain, describe_os_error
 from promptfed.cli.tracking import track
@@ -40,6 +41,8 @@ for command in (
     bundle,
     predict,
     forget,
+    serve,
+    token,
     generate,
     export,
     quality,

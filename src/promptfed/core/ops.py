@@ -46,11 +46,14 @@ def _lone(weight: Tensor, trailing: int) -> bool:
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Convolution without padding: x [lead, B, I, H, W], weight [lead, O, I, k, k] -> [lead, B, O, H', W'].
 
+    A weight without `lead` serves all images alike, whatever dimensions x has before I.
     A stack of clients is one batched matrix product over image patches: grouped convolutions of this size leave a GPU
     mostly idle. The result keeps its channels last in memory, which the next patch extraction reads contiguously.
     """
     if weight.dim() == 4:
-        return F.conv2d(x, weight, bias)
+        folded = x.flatten(0, -4) if x.dim() > 4 else x
+        out = F.conv2d(folded, weight, bias)
+        return out.unflatten(0, x.shape[:-3]) if x.dim() > 4 else out
     return patches.conv2d(x, weight, bias)
 
 

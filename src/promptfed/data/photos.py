@@ -131,17 +131,22 @@ def open_rgb(source: Path | BinaryIO) -> Image.Image:
     if special:  # opening a pipe would wait for its writer
         raise OSError("it is not a regular file")
     with Image.open(source) as opened:
-        tags = opened.getexif() if opened.format == "TIFF" else {}
-        image: Image.Image = ImageOps.exif_transpose(opened)
-        if image.mode.startswith("I"):  # more than 8 bits of grey, which Pillow would clip rather than scale
-            bits = 12 if tags.get(BITS) == 12 else 16
-            image = Image.fromarray(_eight_bits(np.asarray(image), bits, tags.get(PHOTOMETRIC) == WHITE_IS_ZERO))
-        if image.mode == "F":
-            raise ValueError("its pixels are floating-point numbers; save it with 8 or 16 bits")
-        if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
-            image = image.convert("RGBA")
-            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-        return image.convert("RGB")
+        return to_rgb(opened)
+
+
+def to_rgb(opened: Image.Image) -> Image.Image:
+    """Return an opened photograph upright, in RGB on white where it is transparent."""
+    tags = opened.getexif() if opened.format == "TIFF" else {}
+    image: Image.Image = ImageOps.exif_transpose(opened)
+    if image.mode.startswith("I"):  # more than 8 bits of grey, which Pillow would clip rather than scale
+        bits = 12 if tags.get(BITS) == 12 else 16
+        image = Image.fromarray(_eight_bits(np.asarray(image), bits, tags.get(PHOTOMETRIC) == WHITE_IS_ZERO))
+    if image.mode == "F":
+        raise ValueError("its pixels are floating-point numbers; save it with 8 or 16 bits")
+    if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert("RGB")
 
 
 def _eight_bits(levels: NDArray[Any], bits: int, inverted: bool) -> NDArray[np.uint8]:
