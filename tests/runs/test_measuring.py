@@ -17,8 +17,9 @@ from promptfed.methods.fedavg import FedAvg
 from promptfed.methods.pfedpt import PFedPT
 from promptfed.methods.relic import RELIC
 from promptfed.methods.with_frame import WithFrame
-from promptfed.results import read_predictions, read_run
+from promptfed.results import read_run
 from promptfed.results.folder import names
+from promptfed.results.folder.predictions import read_predictions
 from promptfed.results.metrics import METRICS, TITLES
 from promptfed.results.report.measures import measure_names
 from promptfed.results.report.tables import compare

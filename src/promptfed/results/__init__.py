@@ -4,7 +4,6 @@
 """
 
 from promptfed.results.folder.parts import read_summary
-from promptfed.results.folder.predictions import Predictions, read_predictions
 from promptfed.results.folder.reader import RunFolder, read_run, run_folders
 
-__all__ = ["Predictions", "RunFolder", "read_predictions", "read_run", "read_summary", "run_folders"]
+__all__ = ["RunFolder", "read_run", "read_summary", "run_folders"]
