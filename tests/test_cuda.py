@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from promptfed.methods.per_fedavg import PerFedAvg
 from promptfed.methods.pfedpg import PFedPG
 from promptfed.methods.pfedpt import PFedPT
 from promptfed.runs import checks
+from support.loops import make
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can see")
 METHODS = [
@@ -42,6 +44,12 @@ METHODS = [
     FedCLIP(batch=8),
 ]
 
+LEARNING = [
+    FedAvg(lr=0.05, epochs=2, batch=8, momentum=0.5, weight_decay=0.01),
+    PFedPT(lr=0.05, epochs=1, batch=8),
+    PerFedAvg(lr=0.05, epochs=1, batch=8),
+]
+
 
 def _rounds(method: Method, folder: Path, fleet: str, device: str) -> tuple[tree.Tree, list[tree.Tree]]:
     loop = checks.toy_loop(method, folder, fleet, device=device, per_round=0)
@@ -50,6 +58,27 @@ def _rounds(method: Method, folder: Path, fleet: str, device: str) -> tuple[tree
         loop.store.seal()
     homes = [tree.to(loop.store.get(client), "cpu") for client in range(len(checks.SIZES))]
     return tree.to(loop.server, "cpu"), homes
+
+
+@pytest.mark.parametrize("method", LEARNING, ids=repr)
+def test_recorded_steps_follow_a_schedule_and_see_changed_and_weighted_images(method: Method, tmp_path: Path) -> None:
+    tables: dict[str, Any] = {
+        "schedule": {"name": "cosine", "warmup": 1},
+        "train": {"augment": "flip+crop+resized-crop+color", "class_weights": "balanced"},
+    }
+    gpu = make(method, tmp_path / "gpu", "stacked", rounds=4, device="cuda", **tables)
+    cpu = make(method, tmp_path / "cpu", rounds=4, **tables)
+    recorded = set()
+    for t in range(4):
+        for loop in (gpu, cpu):
+            loop.server, _ = loop.round(t)
+            loop.store.seal()
+        recorded.add(len(gpu.task.captured))
+        torch.testing.assert_close(tree.to(gpu.server, "cpu"), cpu.server, rtol=1e-3, atol=1e-4)
+    for client in range(5):
+        got = tree.to(gpu.store.get(client), "cpu")
+        torch.testing.assert_close(got, cpu.store.get(client), rtol=1e-3, atol=1e-4)
+    assert len(recorded) == 1  # no round records a step of its own
 
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)

@@ -13,7 +13,9 @@ PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CON
 WHOLE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 ARCHITECTURE = WHOLE.split("\n## Where this differs from the first design")[0]
 CODE = re.compile(r"`([^`\n]+)`")
-KEYS = re.compile(r"(evaluate|fleet|guards|data|task|batches|accuracy)\.\w+")  # of recipes, summaries and arguments
+KEYS = re.compile(
+    r"(evaluate|fleet|guards|stop|data|task|batches|accuracy)\.\w+"
+)  # of recipes, summaries and arguments
 FILES = re.compile(r"[\w./-]+\.(py|toml|json|jsonl|md)")
 
 

@@ -104,3 +104,14 @@ def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     exec(compile(python, "tutorial.md", "exec"), {})
     for name in re.findall(r"`(runs/[\w/.-]+)`", TUTORIAL):
         assert Path(name).exists(), name
+
+
+def test_a_notebook_becomes_a_page_with_the_notebook_beside_it(staged: Path) -> None:
+    page = (staged / "notebooks" / "reading-a-run.md").read_text(encoding="utf-8")
+    assert page.startswith("# Reading a run\n")
+    assert '\n```python\nrun = promptfed.load("runs/fedavg-0")\nrun\n```\n' in page
+    assert "[Your own method](own-method.md)" in page
+    assert "](reading-a-run.ipynb)" in page
+    original = (ROOT / "docs" / "notebooks" / "reading-a-run.ipynb").read_bytes()
+    assert (staged / "notebooks" / "reading-a-run.ipynb").read_bytes() == original
+    assert "](notebooks/own-method.md)" in (staged / "tutorial.md").read_text(encoding="utf-8")

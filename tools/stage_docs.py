@@ -4,8 +4,10 @@
 
 The pages in docs/ are written for a git host: they link to files all over the repository. Here README.md becomes the
 home page, other Markdown files that are linked become pages, and a linked source file becomes a page that shows it.
+A notebook becomes a page too, with a link to the file itself.
 """
 
+import json
 import os
 import re
 import shutil
@@ -27,6 +29,8 @@ def place(path: PurePosixPath) -> PurePosixPath:
     """Return where a file of the repository goes in the site."""
     if path == PurePosixPath("README.md"):
         return PurePosixPath("index.md")
+    if path.suffix == ".ipynb":
+        path = path.with_suffix(".md")
     if path.parts[0] == "docs":
         return path.relative_to("docs")
     if path.suffix in (".md", *COPIED):
@@ -72,10 +76,17 @@ def shown(path: PurePosixPath, text: str) -> str:
     return f"{WIDE}# `{path}`\n\n````{LANGUAGES.get(path.suffix, 'text')}\n{text.rstrip()}\n````\n"
 
 
+def notebook_page(text: str) -> str:
+    """Return a notebook's cells as a page."""
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(text)["cells"]]
+    return "\n\n".join(source if kind == "markdown" else f"```python\n{source}\n```" for kind, source in cells) + "\n"
+
+
 def stage(root: Path, out: Path) -> list[PurePosixPath]:
     """Write all pages and what they link to; return their paths in the repository."""
     shutil.rmtree(out, ignore_errors=True)
-    first = [*root.glob("*.md"), *(root / "docs").rglob("*.md"), *(root / "docs").glob("*.css")]
+    docs = root / "docs"
+    first = [*root.glob("*.md"), *docs.rglob("*.md"), *docs.rglob("*.ipynb"), *docs.glob("*.css")]
     waiting = [PurePosixPath(path.relative_to(root).as_posix()) for path in sorted(first)]
     done: list[PurePosixPath] = []
     while waiting:
@@ -89,7 +100,13 @@ def stage(root: Path, out: Path) -> list[PurePosixPath]:
             shutil.copy(root / path, target)
             continue
         text = (root / path).read_text(encoding="utf-8")
-        if path.suffix == ".md":
+        if path.suffix == ".ipynb":
+            shutil.copy(root / path, target.with_suffix(".ipynb"))
+            text = notebook_page(text)
+            waiting += links(path, text)
+            download = f"\nThis page as a notebook: [{path.name}]({path.name})\n"
+            target.write_text(rewritten(path, text) + download, encoding="utf-8")
+        elif path.suffix == ".md":
             waiting += links(path, text)
             aside = UNSEARCHED if path.name == "table.md" else ""
             target.write_text(aside + rewritten(path, text), encoding="utf-8")

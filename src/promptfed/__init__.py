@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from promptfed.core.protocols import Draw as Draw
     from promptfed.core.protocols import Rng as Rng
     from promptfed.core.tree import Tree as Tree
+    from promptfed.results.loading import load as load
+    from promptfed.results.loading import load_all as load_all
     from promptfed.runs.checks import check_method as check_method
     from promptfed.runs.config import Recipe as Recipe
     from promptfed.runs.runner import Result as Result
@@ -34,6 +36,8 @@ _HOMES = {
     "Task": "core.method",
     "Tree": "core.tree",
     "check_method": "runs.checks",
+    "load": "results.loading",
+    "load_all": "results.loading",
     "run": "runs.runner",
 }
 

@@ -126,6 +126,8 @@ def test_bundle_json_says_what_it_is_and_nothing_of_the_images(run: Path, made: 
     summary = json.loads((run / "summary.json").read_text())
     assert (about["format"], about["method"]["name"], about["round"]) == (1, "pfedpt", 2)
     assert [one["accuracy"] for one in about["clients"].values()] == summary["accuracy"]["per_client"]
+    recalls = [one["metrics"]["balanced_accuracy"] for one in about["clients"].values()]
+    assert recalls == summary["metrics"]["balanced_accuracy"]["per_client"]
     assert [one["facts"] for one in about["clients"].values()] == [{"client": client} for client in range(CLIENTS)]
     assert about["classes"] == ["0", "1", "2", "3"]
     assert str(base) not in (made / contents.ABOUT).read_text()

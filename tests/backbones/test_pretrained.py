@@ -15,7 +15,7 @@ from promptfed.backbones.pretrained import LoadedViT, ViT, fit_positions
 from promptfed.core import options, tree
 from promptfed.core.errors import PromptFedError
 from promptfed.core.protocols import Backbone
-from support.tiny_hub import Model, by_hand, dinov2, saved, vit
+from support.tiny_hub import Model, by_hand, dinov2, registered, saved, vit
 from support.toys import rng
 
 CPU = torch.device("cpu")
@@ -24,6 +24,7 @@ MODELS: dict[str, Callable[[], Model]] = {
     "vit": vit,
     "vit without biases": lambda: vit(qkv_bias=False),
     "dinov2": dinov2,
+    "dinov2 with registers": registered,
     "dinov2 gated": lambda: dinov2(use_swiglu_ffn=True),
 }
 NET = ViT.random(SHAPE, 5, width=16, depth=3, heads=4, patch=4)

@@ -142,11 +142,11 @@ def test_a_sweep_goes_on_where_it_stopped(images: Path, tmp_path: Path, monkeypa
     words = ["run", "local", *tiny(images, "rounds=1", "seed=[3,4,5]"), "--out", str(tmp_path / "a sweep")]
     start, started = execution.start, list[str]()
 
-    def interrupted(recipe: config.Recipe, folder: Path) -> runner.Result:
+    def interrupted(recipe: config.Recipe, folder: Path, track: tuple[str, ...] = ()) -> runner.Result:
         started.append(folder.name)
         if started == ["seed=3", "seed=4"]:
             raise KeyboardInterrupt
-        return start(recipe, folder)
+        return start(recipe, folder, track=track)
 
     monkeypatch.setattr(execution, "start", interrupted)
     done = promptfed(*words)
@@ -254,7 +254,7 @@ def test_ctrl_c_in_the_demo_exits_with_130(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_ctrl_c_names_the_folder_as_it_is(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(*given: object) -> None:
+    def stop(*words: object, **more: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(execution, "start", stop)

@@ -373,3 +373,28 @@ def test_sgd_moves_no_further_than_the_clipped_gradient() -> None:
 
     moved = local.sgd(steep, TASK, Listed([batch]), start={}, params=params, lr=0.5, clip=1.0)
     torch.testing.assert_close(moved["w"], torch.tensor([-0.3, -0.4]), rtol=1e-5, atol=0)
+
+
+# -- a round's rate -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lr", [0.5, {"w": 0.5}])
+def test_a_batch_may_have_a_rate(lr: local.Rate) -> None:
+    # v = 2, w = 3 − ½ · ½ · 2 = 2.5;  v = ½ · 2 + 1.5 = 2.5, w = 2.5 − ½ · ½ · 2.5 = 1.875
+    batch = target(1) | {"rate": torch.tensor(0.5)}
+    found = local.sgd(pull, TASK, Listed([batch] * 2), start={}, params={"w": numbers(3)}, lr=lr, momentum=0.5)
+    assert found["w"].tolist() == [1.875]
+
+
+def test_every_client_of_a_stack_has_its_own_rate() -> None:
+    batch = {"target": numbers(1).expand(2, 1), "rate": torch.tensor([1.0, 0.25])}
+    found = local.sgd(pull, TASK, Listed([batch]), start={}, params={"w": numbers(3).expand(2, 1)}, lr=0.5)
+    assert found["w"].tolist() == [[2.0], [2.75]]
+
+
+def test_a_rate_multiplies_that_of_adam_and_its_decay() -> None:
+    params, batches = weights(), examples(STEPS)
+    rated = Listed([batch | {"rate": torch.tensor(0.25)} for batch in batches])
+    found = local.adam(network, TASK, rated, start={}, params=params, lr=0.04, weight_decay=0.1)
+    expected = local.adam(network, TASK, Listed(batches), start={}, params=params, lr=0.01, weight_decay=0.1)
+    assert_near(found, expected)

@@ -2,6 +2,8 @@
 
 import logging
 import os
+import struct
+import zlib
 from collections import Counter
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from promptfed.core.errors import PromptFedError
 from promptfed.data import open_dataset
 from promptfed.data import photos as module
 from promptfed.data.folder import scan
-from promptfed.data.photos import decode
+from promptfed.data.photos import decode, open_rgb
 from promptfed.data.split import stratified
 
 
@@ -122,6 +124,21 @@ def test_an_empty_class_folder_is_named(root: Path) -> None:
         scan(root)
 
 
+@pytest.mark.parametrize(
+    ("name", "said"), [("a.HEIC", "; convert its photographs to JPEG."), ("a.dcm", "; for DICOM files write dicom:{}.")]
+)
+def test_files_of_other_kinds_are_explained(root: Path, name: str, said: str) -> None:
+    (root / "dog").mkdir(parents=True)
+    (root / "dog" / name).touch()
+    with pytest.raises(PromptFedError) as refused:
+        scan(root)
+    assert str(refused.value).endswith(f"){said.format(root)}")
+    with pytest.raises(
+        PromptFedError, match=r"pets is a folder, not a CSV file; for folders of photographs write folder:"
+    ):
+        open_dataset(f"csv:{root}")
+
+
 def test_an_empty_class_folder_of_a_domain_is_named(root: Path) -> None:
     put(root / "web" / "cat" / "0.png")
     (root / "web" / "dog").mkdir()
@@ -197,6 +214,51 @@ def test_pixels_without_a_known_range_are_refused(root: Path, mode: str, colour:
         open_dataset(f"folder:{root}")
 
 
+def test_a_tiff_of_12_bits_fills_the_range(tmp_path: Path) -> None:
+    pixels = bytes([0x80, 0x0F, 0xFF])  # 2048 and 4095
+    tags = [(256, 2), (257, 1), (258, 12), (259, 1), (262, 1), (273, 122), (277, 1), (278, 1), (279, 3)]
+    entries = b"".join(struct.pack("<HHII", tag, 3, 1, value) for tag, value in tags)
+    head = b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries
+    (tmp_path / "a.tif").write_bytes(head.ljust(122, b"\0") + pixels)
+    assert np.asarray(open_rgb(tmp_path / "a.tif")).tolist() == [[[128] * 3, [255] * 3]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "pixel", "expected"),
+    [(0, [40 * 256 + 7], [40, 40, 40]), (2, [2560, 5120, 65535], [10, 20, 255]), (4, [40 * 256, 0], [255, 255, 255])],
+)
+def test_png_files_of_16_bits(tmp_path: Path, kind: int, pixel: list[int], expected: list[int]) -> None:
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    head, row = struct.pack(">IIBBBBB", 1, 1, 16, kind, 0, 0, 0), b"\0" + struct.pack(f">{len(pixel)}H", *pixel)
+    whole = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(row)) + chunk(b"IEND", b"")
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + whole)
+    assert decode(tmp_path / "a.png", 1)[0, 0].tolist() == expected
+
+
+@pytest.mark.parametrize("suffix", ["gif", "webp"])
+def test_of_an_animation_the_first_frame_counts(root: Path, suffix: str) -> None:
+    frames = [Image.new("RGB", (4, 4), (level, 0, 0)) for level in (0, 255, 255)]
+    (root / "cat").mkdir(parents=True)
+    frames[0].save(root / "cat" / f"a.{suffix}", save_all=True, append_images=frames[1:], lossless=True)
+    data = open_dataset(f"folder:{root}", size=4, test_fraction=0)
+    assert data.images[0, 0, 0].tolist() == [0, 0, 0]
+
+
+def test_a_jpeg_in_printing_colours(tmp_path: Path) -> None:
+    Image.new("CMYK", (8, 8), (0, 255, 255, 0)).save(tmp_path / "a.jpg", quality=100)
+    assert decode(tmp_path / "a.jpg", 1)[0, 0].tolist() == [255, 0, 0]
+
+
+def test_a_16_bit_photograph_is_turned_upright_too(tmp_path: Path) -> None:
+    levels = np.array([[0, 0], [65535, 65535]], np.uint16)
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    Image.fromarray(levels).save(tmp_path / "a.png", exif=exif)
+    assert decode(tmp_path / "a.png", 2)[:, 0, 0].tolist() == [255, 0]
+
+
 def test_tiff_files_count(root: Path) -> None:
     for n, name in enumerate(("cat/a.tif", "cat/b.TIFF", "cat/c.png")):
         put(root / name, 10 * n)
@@ -252,11 +314,11 @@ def test_a_class_of_corrupt_images_only_is_an_error(root: Path) -> None:
 def test_the_second_load_decodes_nothing_until_a_file_changes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: Counter[str] = Counter()
 
-    def counting(path: Path, size: int) -> object:
+    def counting(path: Path) -> object:
         decoded[path.name] += 1
-        return decode(path, size)
+        return open_rgb(path)
 
-    monkeypatch.setattr(module, "decode", counting)
+    monkeypatch.setattr(module, "open_rgb", counting)
     for n in range(3):
         put(root / "cat" / f"{n}.png", n)
     first = open_dataset(f"folder:{root}")

@@ -77,6 +77,20 @@ def test_a_list(root: Path) -> None:
     assert (found.name, found.sites, found.classes) == ("pets", ("north", "south"), ("cat",))
 
 
+def test_patients_and_further_columns(tmp_path: Path) -> None:
+    lines = ["path,label,patient,sex,age"]
+    for n in range(12):
+        put(tmp_path / f"{n}.png", n)
+        lines.append(f"{n}.png,cat,p{n // 2},{'f' if n < 8 else ''},{n}")
+    (tmp_path / "pets.csv").write_text("\n".join(lines))
+    found = inspect(f"csv:{tmp_path / 'pets.csv'}")
+    assert splits_of(found).count("test") == 2  # one of six patients
+    assert tables.findings(found)[5:] == [
+        "Patients: 6; none is in several splits.",
+        "Further columns: sex (empty: 4, f: 8); age (12 different values).",
+    ]
+
+
 def test_nothing_to_read_is_refused(tmp_path: Path) -> None:
     put(tmp_path / "pets" / "cat" / "a.png").write_bytes(b"no image")
     with pytest.raises(PromptFedError, match=r"None of the 1 images of .*pets can be read"):

@@ -19,7 +19,8 @@ from promptfed.core.method import Method, Task, Traits
 from promptfed.core.protocols import Data, Rng
 from promptfed.core.tree import Tree
 from promptfed.federation.evaluate import Score
-from promptfed.federation.loop import Loop, rng_for, summarise, uninterrupted
+from promptfed.federation.loop import Loop, rng_for, uninterrupted
+from promptfed.federation.summarising import summarise
 from promptfed.methods.fedavg import FedAvg
 from promptfed.methods.local_only import Local
 from promptfed.methods.pfedpt import PFedPT

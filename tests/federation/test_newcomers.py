@@ -13,7 +13,8 @@ from promptfed.core.errors import PromptFedError
 from promptfed.core.method import Method, Task
 from promptfed.core.tree import Tree
 from promptfed.data.shares import Partition
-from promptfed.federation.loop import Loop, summarise
+from promptfed.federation.loop import Loop
+from promptfed.federation.summarising import summarise
 from promptfed.methods.fedavg import FedAvg
 from promptfed.methods.local_only import Local
 from promptfed.methods.pfedpg import PFedPG

@@ -240,3 +240,27 @@ def test_resolve_refuses(content: dict[str, Any], sentence: str) -> None:
     with pytest.raises(PromptFedError) as caught:
         resolve(content)
     assert sentence in str(caught.value)
+
+
+# -- a method's bare name ---------------------------------------------------------------------------------------------
+
+
+def test_a_bare_name_starts_from_the_methods_quick_keys() -> None:
+    (recipe,) = load("relic")
+    assert (recipe.rounds, recipe.clients, recipe.method["repeats"], recipe.evaluate["every"]) == (5, 4, 10, 5)
+    (recipe,) = load("pfedpg")
+    assert (recipe.partition["name"], recipe.clients, recipe.data["limit"]) == ("domain", 4, 5)
+
+
+def test_keys_that_are_given_win_over_quick_ones() -> None:
+    (recipe,) = load("relic", ["rounds=7", "method.repeats=2"])
+    assert (recipe.rounds, recipe.clients, recipe.method["repeats"]) == (7, 4, 2)
+
+
+def test_on_other_data_and_in_a_file_nothing_is_quick(tmp_path: Path) -> None:
+    (recipe,) = load("pfedpg", ["data.name=cifar10"])
+    assert (recipe.rounds, recipe.clients, recipe.partition["name"]) == (10, 20, "pathological")
+    path = tmp_path / "mine.toml"
+    path.write_text('[method]\nname = "relic"\n', encoding="utf-8")
+    (recipe,) = load(str(path))
+    assert (recipe.rounds, recipe.clients, recipe.method["repeats"]) == (10, 20, 100)

@@ -85,12 +85,12 @@ def test_the_result_is_what_the_folder_says(done: Result) -> None:
 
 def test_the_folder_is_complete(done: Result) -> None:
     expected = {"recipe.toml", "partition.json", "rounds.jsonl", "summary.json", "env.json", "pictures", "checkpoint"}
-    assert {path.name for path in done.folder.iterdir()} == expected | {"report.html", ".lock"}
+    assert {path.name for path in done.folder.iterdir()} == expected | {"report.html", "predictions.npz", ".lock"}
 
 
 def test_summary_has_every_key(done: Result) -> None:
     about = {"method", "dataset", "partition", "backbone", "seed", "clients", "rounds", "device"}
-    numbers = {"accuracy", "traffic", "seconds", "images_per_second", "recipe_hash", "partition_hash"}
+    numbers = {"accuracy", "traffic", "seconds", "images_per_second", "recipe_hash", "partition_hash", "metrics"}
     assert set(done.summary) == about | numbers
     accuracy = done.summary["accuracy"]
     best = {"best_round", "best_mean", "best_weighted_round", "best_weighted", "best_local_round", "best_local"}

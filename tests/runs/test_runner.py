@@ -29,6 +29,21 @@ def go(method: str, images: Path, out: Path, *more: str) -> Result:
     return run(method, out=out, overrides=tuple(tiny(images, *more)))
 
 
+# -- what it returns ----------------------------------------------------------------------------------------------
+
+
+def test_a_result_shows_itself_and_never_fails_to(images: Path, tmp_path: Path) -> None:
+    result = go("fedavg", images, tmp_path / "run", "rounds=1")
+    shown = result._repr_html_()
+    assert shown is not None
+    assert "<td>fedavg</td>" in shown
+    assert result._repr_markdown_() == result.table()
+    assert repr(result).startswith(f"<{result.folder}: fedavg on npz:")
+    (result.folder / "rounds.jsonl").unlink()
+    assert (result._repr_html_(), result._repr_markdown_()) == (None, None)
+    assert repr(result) == f"<{result.folder}, which is no longer there>"
+
+
 # -- what a run is started from -----------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ from promptfed.methods.local_only import Local
 from promptfed.methods.pfedpt import PFedPT
 from promptfed.results.folder.record import Record
 from promptfed.runs.config import Recipe
+from promptfed.runs.nested import NestedTable
 from promptfed.runs.planning import Plan, make_loop, make_task
 from support.toys import shares
 
@@ -52,6 +53,8 @@ def make(
     rounds: int = 2,
     classes: int = 3,
     domains: int = 1,
+    device: str = "cpu",
+    **tables: NestedTable,
 ) -> Loop:
     """Return the round loop of clients with that many images."""
     data = images(sum(sizes) + sum(tests), classes, domains)
@@ -63,7 +66,8 @@ def make(
         per_round=per_round,
         backbone=BACKBONE,
         fleet={"name": fleet, "width": width, "precision": "fp32"},
+        **tables,  # type: ignore[arg-type]
     )
-    cpu = torch.device("cpu")
-    plan = Plan(recipe, method, data, partition, make_task(recipe, data.sides, data.classes, cpu), cpu)
+    where = torch.device(device)
+    plan = Plan(recipe, method, data, partition, make_task(recipe, data.sides, data.classes, where), where)
     return make_loop(plan, Record.create(folder, "", {}))

@@ -9,7 +9,14 @@ from torch import Tensor
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from transformers import Dinov2Config, Dinov2Model, ViTConfig, ViTModel
+from transformers import (
+    Dinov2Config,
+    Dinov2Model,
+    Dinov2WithRegistersConfig,
+    Dinov2WithRegistersModel,
+    ViTConfig,
+    ViTModel,
+)
 
 Model = Any  # a ViTModel or a Dinov2Model
 SIZES: dict[str, Any] = {
@@ -29,6 +36,12 @@ def vit(**changes: Any) -> Model:
 def dinov2(**changes: Any) -> Model:
     """Return a DINOv2 of the same size."""
     return mixed(Dinov2Model(Dinov2Config(**SIZES | {"mlp_ratio": 2} | changes)))
+
+
+def registered(**changes: Any) -> Model:
+    """Return a DINOv2 with three registers."""
+    config = Dinov2WithRegistersConfig(**SIZES | {"mlp_ratio": 2, "num_register_tokens": 3} | changes)
+    return mixed(Dinov2WithRegistersModel(config))
 
 
 def mixed(model: Model) -> Model:

@@ -181,7 +181,7 @@ def balanced(run: FinishedRun) -> Indices:
 def _public_data(run: FinishedRun, public: Indices) -> ClientData:
     """Return the public images as if they were a client's, so that nothing is known of any client."""
     shards = run.loop.shards
-    data = shards.data([0], run.loop.settings.total, "test", stacked=False)
+    data = shards.data([0], run.finished, "test", stacked=False)
     counts = np.bincount(run.plan.dataset.labels[public], minlength=len(run.plan.dataset.classes))
     facts = {
         "client": torch.tensor(0),

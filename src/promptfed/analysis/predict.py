@@ -58,7 +58,7 @@ class Model:
         if self.method.traits.reads == "features":
             features = backbone.features({}, pool.images(torch.arange(len(images), device=self.device)))
             pool = Pool(_dataset(images, task.classes), self.device, features)
-            task = Task(Cached(backbone), task.classes, task.num_clients)
+            task = Task(Cached(backbone), task.classes, task.num_clients, task.rounds)
         batch = next(iter(_data(self, task, pool, len(images)).batches("test", size=len(images), ordered=True)))
         return task, tree.drop(batch, ["y"])
 
@@ -131,17 +131,11 @@ def _bundled_model(folder: Path, client: int | None, device: str) -> Model:
     number = next(iter(bundle.clients)) if client is None else client
     if number not in bundle.clients:
         raise PromptFedError(f"{folder} has no client {number}; it has {numbers}.")
-    recipe = Recipe(
-        seed=bundle.seed,
-        clients=bundle.trained,
-        method=dict(bundle.method),
-        prompt=dict(bundle.prompt),
-        backbone=dict(bundle.backbone),
-    )
+    recipe = bundled_recipe(bundle)
     facts = {name: torch.tensor(value) for name, value in bundle.clients[number].facts.items()}
     return Model(
         method=config.build_method(recipe),
-        task=_bundled_task(folder, bundle, recipe, place),
+        task=bundled_task(folder, bundle, recipe, place),
         params=tree.to(read_client(folder, bundle, number), place),
         shape=bundle.shape,
         mean=bundle.mean,
@@ -154,7 +148,18 @@ def _bundled_model(folder: Path, client: int | None, device: str) -> Model:
     )
 
 
-def _bundled_task(folder: Path, bundle: Bundle, recipe: Recipe, place: torch.device) -> Task:
+def bundled_recipe(bundle: Bundle) -> Recipe:
+    """Return of a bundle's recipe what answers depend on."""
+    return Recipe(
+        seed=bundle.seed,
+        clients=bundle.trained,
+        method=dict(bundle.method),
+        prompt=dict(bundle.prompt),
+        backbone=dict(bundle.backbone),
+    )
+
+
+def bundled_task(folder: Path, bundle: Bundle, recipe: Recipe, place: torch.device) -> Task:
     """Return the task of a bundle, or refuse a frozen backbone that is not the one it was trained with."""
     task = make_task(recipe, bundle.shape, bundle.classes, torch.device("cpu"))
     if frozen_fingerprint(task.backbone) != bundle.fingerprint:

@@ -181,7 +181,7 @@ def uploads(run: FinishedRun, clients: Sequence[int]) -> tree.Tree:
         run.check_client(client)
     loop = run.loop
     rows = [
-        loop.guards.protect(loop.settings.total, torch.tensor(client), own, up, weight)[1]
+        loop.guards.protect(loop.finished, torch.tensor(client), own, up, weight)[1]
         for client, own, up, weight in train_again(loop, clients)
     ]
     return tree.stack(rows)

@@ -1,6 +1,6 @@
 """Pretrained vision transformers from files: their architecture, and their weights under the names used here.
 
-Read are folders in the model hub's layout (ViT and DINOv2) and single files with DINOv2's original names.
+Read are folders in the model hub's layout (ViT and DINOv2), timm's ViTs, and single files with DINOv2's original names.
 """
 
 import json
@@ -15,15 +15,16 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from promptfed.backbones import transformer
+from promptfed.backbones import timm_layout, transformer
 from promptfed.backbones.transformer import Arch, Statistics
-from promptfed.core.errors import PromptFedError, choice
+from promptfed.core.errors import PromptFedError
 from promptfed.core.tree import Tree
 
 Found = TypeVar("Found")
 Rename = Callable[[str, Path], str]  # from a checkpoint's name, in that file, to ours; an empty text: it has no use
 EMBEDDED = Path(__file__).parent / "embedded"
 CONFIGS = ["config.json", "preprocessor_config.json"]
+WEIGHTS = ["model*.safetensors", "model.safetensors.index.json"]
 IMAGENET: Statistics = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALVES: Statistics = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 
@@ -31,6 +32,12 @@ HALVES: Statistics = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 DEFAULTS: dict[str, dict[str, Any]] = {
     "vit": {"patch_size": 16, "layer_norm_eps": 1e-12, "intermediate_size": 3072},
     "dinov2": {"patch_size": 14, "layer_norm_eps": 1e-6, "mlp_ratio": 4},
+    "dinov2_with_registers": {
+        "patch_size": 16,
+        "layer_norm_eps": 1e-6,
+        "mlp_ratio": 4,
+        "num_register_tokens": 4,
+    },
 }
 SHARED: dict[str, Any] = {
     "hidden_size": 768,
@@ -51,6 +58,9 @@ PARTS = {
     "pos_embed": "position",
     "embeddings.patch_embeddings.projection": "patch",
     "patch_embed.proj": "patch",
+    "embeddings.register_tokens": "registers",
+    "register_tokens": "registers",
+    "reg_token": "registers",
     "layernorm": "norm",
     "norm": "norm",
 }
@@ -89,14 +99,22 @@ BLOCK_PARTS = {
 def read_arch(weights: str) -> Arch:
     """Return the architecture of the pretrained network called `weights`, without reading its weights."""
     place = find(weights, CONFIGS, EMBEDDED)
-    return _arch_of_file(place) if place.is_file() else vit_arch(place, read_json(place / "config.json"))
+    if place.is_file():
+        return _arch_of_file(place)
+    config = read_json(place / "config.json")
+    if not timm_layout.is_timm(config):
+        return vit_arch(place, config)
+    place = find(weights, [*CONFIGS, *WEIGHTS], EMBEDDED)  # its form is read off its weights
+    return timm_layout.timm_arch(place, config, _shapes(place, lambda theirs, _: theirs))
 
 
 def read_weights(weights: str) -> Tree:
     """Return the numbers of the pretrained network called `weights`, by our names and in float32."""
     arch = read_arch(weights)
-    place = find(weights, [*CONFIGS, "model*.safetensors", "model.safetensors.index.json"], EMBEDDED)
+    place = find(weights, [*CONFIGS, *WEIGHTS], EMBEDDED)
     found = read_tensors(place, vit_name)
+    if not place.is_file() and timm_layout.is_timm(read_json(place / "config.json")):
+        found = timm_layout.with_class_position(found, arch)
     biased = place.is_file() or read_json(place / "config.json").get("qkv_bias", True)
     return fitted(place, fused(found, biased=bool(biased)), transformer.shapes(arch))
 
@@ -172,12 +190,15 @@ def vit_arch(folder: Path, given: dict[str, Any]) -> Arch:
     """Return the architecture of the ViT or DINOv2 in a configuration; `folder` may have its pixels' statistics."""
     kind = str(given.get("model_type"))
     if kind not in DEFAULTS:
-        raise choice("model_type", kind, DEFAULTS, str(folder / "config.json"))
+        raise PromptFedError(
+            f'{folder / "config.json"} has model_type "{kind}"; supported are vit (DeiT without distillation is one), '
+            "dinov2, dinov2_with_registers, and timm's ViTs with a class token."
+        )
     config = SHARED | DEFAULTS[kind] | given
     patch, grid = patches(folder, config)
     require(folder, config, {"hidden_act": ("gelu",)})
     width, depth, heads = sizes(folder, config)
-    dinov2, swiglu = config["model_type"] == "dinov2", bool(config["use_swiglu_ffn"])
+    dinov2, swiglu = kind != "vit", bool(config["use_swiglu_ffn"])
     mlp = count(folder, "mlp_ratio", config["mlp_ratio"]) * width if dinov2 else config["intermediate_size"]
     return Arch(
         width=width,
@@ -189,6 +210,7 @@ def vit_arch(folder: Path, given: dict[str, Any]) -> Arch:
         eps=positive(folder, "layer_norm_eps", config["layer_norm_eps"]),
         layer_scale=dinov2,
         swiglu=swiglu,
+        registers=config.get("num_register_tokens", 0) if kind == "dinov2_with_registers" else 0,
         statistics=statistics(folder, IMAGENET if dinov2 else HALVES),
     )
 
@@ -258,7 +280,7 @@ def _is_number(value: object) -> bool:
 
 def _arch_of_file(path: Path) -> Arch:
     """Read the architecture of an original DINOv2 from the shapes of its weights; its heads are always 64 wide."""
-    shapes: dict[str, list[int]] = _read(path, lambda file, name: file.get_slice(name).get_shape(), vit_name)
+    shapes = _shapes(path, vit_name)
     if not {"cls", "position", "patch.weight", "block0.qkv.weight", "block0.mlp2.weight"} <= shapes.keys():
         raise PromptFedError(f"{path} has no DINOv2 names; for another ViT give the folder with its config.json.")
     width, mlp = shapes["block0.mlp2.weight"]
@@ -272,6 +294,7 @@ def _arch_of_file(path: Path) -> Arch:
         grid=(side, side),
         layer_scale="block0.scale1" in shapes,
         swiglu=shapes.get("block0.mlp1.weight", [mlp])[0] == 2 * mlp,
+        registers=shapes["registers"][-2] if "registers" in shapes else 0,
         statistics=IMAGENET,
     )
 
@@ -282,6 +305,11 @@ def _arch_of_file(path: Path) -> Arch:
 def read_tensors(place: Path, rename: Rename) -> Tree:
     """Return the tensors of a folder or file under our names."""
     return _read(place, lambda file, name: file.get_tensor(name), rename)
+
+
+def _shapes(place: Path, rename: Rename) -> dict[str, list[int]]:
+    """Return the shapes of a folder's or file's tensors, without reading them."""
+    return _read(place, lambda file, name: list(file.get_slice(name).get_shape()), rename)
 
 
 class _Pickled:
@@ -329,7 +357,7 @@ def fitted(place: Path, found: Tree, shapes: dict[str, tuple[int, ...]]) -> Tree
         if name not in found:
             raise PromptFedError(f'{place} is not a complete checkpoint: it has no weight for "{name}".')
         made[name] = found[name].float().flatten(1) if name == "patch.weight" else found[name].float()
-        if name in ("cls", "position") and made[name].dim() == 3:
+        if name in ("cls", "position", "registers") and made[name].dim() == 3:
             made[name] = made[name].squeeze(0)
         if made[name].shape != shape:
             sizes = ["×".join(map(str, size)) for size in (made[name].shape, shape)]
@@ -341,9 +369,7 @@ def fitted(place: Path, found: Tree, shapes: dict[str, tuple[int, ...]]) -> Tree
 
 def vit_name(theirs: str, path: Path) -> str:
     """Return our name for a tensor, or an empty text for one without use here: a pooler, a mask token, a head."""
-    plain = re.sub(r"^(vit|dinov2)\.", "", theirs)
-    if plain.endswith("register_tokens"):
-        raise PromptFedError(f"{path} has register tokens; only ViT and DINOv2 without registers are supported.")
+    plain = re.sub(r"^(vit|dinov2|dinov2_with_registers)\.", "", theirs)
     stem, dot, kind = plain.rpartition(".")
     if kind not in ("weight", "bias"):
         stem, dot, kind = plain, "", ""

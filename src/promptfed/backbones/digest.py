@@ -1,6 +1,7 @@
-"""A digest of frozen weights, the same on every device: a run is resumed on the weights it began with."""
+"""Frozen weights: how many, and a digest that is the same on every device, for a run resumes on those it began with."""
 
 import hashlib
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -27,6 +28,11 @@ def digest_weights(backbone: Any) -> str:
         some = value.detach().reshape(-1)[::every].to(torch.bfloat16 if value.is_floating_point() else torch.int64)
         content.update(some.cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return content.hexdigest()
+
+
+def count_frozen(backbone: Any, trained: Collection[str] = ()) -> int:
+    """Return how many weights of the backbone stay frozen if those of some names are trained."""
+    return sum(value.numel() for name, value in _frozen(backbone).items() if name not in trained)
 
 
 def _frozen(backbone: Any) -> Tree:

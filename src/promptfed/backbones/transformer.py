@@ -38,6 +38,7 @@ class Arch:
     pre_norm: bool = False  # the tokens are normed before the first block, as in CLIP
     patch_bias: bool = True
     projection: int = 0  # the class token is mapped, without bias, to so many features; 0: it is not mapped
+    registers: int = 0  # frozen tokens without a position that all images share, as in later DINOv2
     statistics: Statistics | None = None  # of the pixels it was pretrained on
 
 
@@ -46,6 +47,9 @@ def shapes(arch: Arch) -> dict[str, tuple[int, ...]]:
     """Return the shape of every weight by name, the head's left out."""
     width = arch.width
     found: dict[str, tuple[int, ...]] = {"cls": (1, width), "position": (arch.grid[0] * arch.grid[1] + 1, width)}
+
+    if arch.registers:
+        found["registers"] = arch.registers, width
 
     def matrix(name: str, outputs: int, inputs: int) -> None:
         found[f"{name}.weight"], found[f"{name}.bias"] = (outputs, inputs), (outputs,)
@@ -165,7 +169,10 @@ def embed(arch: Arch, weights: Tree, x: Tensor, tokens: Tensor | None) -> Tensor
     sequence = [first.expand(*z.shape[:-2], 1, -1)]
     if tokens is not None:
         sequence.append(_placed(tokens, z))
-    return torch.cat([*sequence, z + position[..., 1:, :]], -2)
+    sequence.append(z + position[..., 1:, :])
+    if arch.registers:  # they have no position, so their place is free: behind the patches they disturb no one
+        sequence.append(_placed(weights["registers"], z))
+    return torch.cat(sequence, -2)
 
 
 def _placed(tokens: Tensor, z: Tensor) -> Tensor:

@@ -9,11 +9,16 @@ import sys
 import typer
 
 from promptfed.cli.analysis import audit, compare, figure, generate, quality, report
+from promptfed.cli.costing import plan
 from promptfed.cli.exporting import export
 from promptfed.cli.listing import check, data_app, doctor, list_
+from promptfed.cli.scaffolding import new_app
+from promptfed.cli.serving import serve, token
 from promptfed.cli.sites import app as sites_app
 from promptfed.cli.terminal import complain, describe_os_error
+from promptfed.cli.tracking import track
 from promptfed.cli.training import demo, reproduce, run
+from promptfed.cli.tuning import tune
 from promptfed.cli.using import bundle, forget, predict
 from promptfed.core.errors import PromptFedError
 
@@ -27,13 +32,18 @@ app = typer.Typer(
 )
 for command in (
     run,
+    plan,
     demo,
     reproduce,
+    tune,
+    track,
     compare,
     report,
     bundle,
     predict,
     forget,
+    serve,
+    token,
     generate,
     export,
     quality,
@@ -44,6 +54,7 @@ for command in (
 app.command("list")(list_)
 app.command()(check)
 app.command()(doctor)
+app.add_typer(new_app, name="new")
 app.add_typer(data_app, name="data")
 app.add_typer(sites_app, name="sites")
 

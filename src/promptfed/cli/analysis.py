@@ -43,6 +43,18 @@ class Accuracy(StrEnum):
     after = "after"
     deployed = "deployed"
     domains = "domains"
+    balanced_accuracy = "balanced_accuracy"
+    worst_balanced_accuracy = "worst_balanced_accuracy"
+    pooled_balanced_accuracy = "pooled_balanced_accuracy"
+    macro_f1 = "macro_f1"
+    worst_macro_f1 = "worst_macro_f1"
+    pooled_macro_f1 = "pooled_macro_f1"
+    auroc = "auroc"
+    worst_auroc = "worst_auroc"
+    pooled_auroc = "pooled_auroc"
+    ece = "ece"
+    worst_ece = "worst_ece"
+    pooled_ece = "pooled_ece"
 
 
 def compare(

@@ -72,7 +72,21 @@ def findings(found: DatasetInspection) -> list[str]:
     said += [_same(found, key, words) for key, words in _ALIKE.items()]
     shown = "; ".join(f"{path} ({why})" for path, why in list(found.broken.items())[:SHOWN])
     broken = f"{len(found.broken):,}: {shown}{_rest(len(found.broken))}" if found.broken else "none"
-    return [printable(sentence) for sentence in (*said, f"Broken files: {broken}.")]
+    said.append(f"Broken files: {broken}.")
+    if found.patients:
+        said.append(f"Patients: {found.patients:,}; none is in several splits.")
+    if found.columns:
+        said.append(f"Further columns: {'; '.join(_values(*one) for one in found.columns.items())}.")
+    return [printable(sentence) for sentence in said]
+
+
+def _values(column: str, values: Sequence[str]) -> str:
+    """Say which values a column has, if they are few."""
+    number = Counter(values)
+    if len(number) > SHOWN:
+        return f"{column} ({len(number):,} different values)"
+    each = (f"{value or 'empty'}: {count:,}" for value, count in sorted(number.items()))
+    return f"{column} ({', '.join(each)})"
 
 
 _ALIKE = {"split": "in several splits", "label": "in several classes", "site": "at several sites"}

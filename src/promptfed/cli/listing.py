@@ -42,7 +42,9 @@ def list_(kind: Listed, as_json: Annotated[bool, typer.Option("--json", help="Pr
 def check(method: MethodName) -> None:
     """Check on a toy task that a method keeps the promises every method must keep."""
     from promptfed.core import options
-    from promptfed.runs import registry
+    from promptfed.runs import catalogue, registry
+
+    catalogue.find_method(method)  # a wrong name need not wait for torch, which what follows imports
     from promptfed.runs.checks import PROMISES, check_method
 
     ready = options.make(registry.find_method(method), {}, "method")
@@ -69,7 +71,7 @@ def data_list() -> None:
 
 @data_app.command("inspect")
 def data_inspect(
-    name: Annotated[str, typer.Argument(help="A data set's name, folder:PATH, csv:PATH or npz:PATH.")],
+    name: Annotated[str, typer.Argument(help="A data set's name, or folder:, csv:, dicom:, hf: or npz: with a path.")],
     overrides: Overrides = None,
     form: Form = None,
 ) -> None:

@@ -2,7 +2,7 @@
 
 import inspect
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -10,13 +10,9 @@ from typing import Any
 from rich.table import Table
 
 from promptfed.analysis.figures import FIGURES
-from promptfed.backbones import BACKBONES
 from promptfed.core import options
-from promptfed.data import DATASETS, status
-from promptfed.data.download import home
-from promptfed.data.partition import PARTITIONS
 from promptfed.results.report.table import human_bytes
-from promptfed.runs import registry
+from promptfed.runs import catalogue, registry
 from promptfed.runs.sources import describe
 
 ListEntry = dict[str, Any]
@@ -31,13 +27,13 @@ def entries(kind: str) -> list[ListEntry]:
         return [{"name": name, "about": about, "keys": keys} for name, about, keys in described]
     if kind == "figures":
         return [{"name": name, "about": _sentence(one.about), "keys": {}} for name, one in sorted(FIGURES.items())]
-    registries: dict[str, Mapping[str, type]] = {
-        "methods": registry.methods(),
-        "datasets": DATASETS,
-        "backbones": BACKBONES,
-        "partitions": PARTITIONS,
+    registries: dict[str, Callable[[], Mapping[str, type]]] = {
+        "methods": catalogue.methods,
+        "datasets": catalogue.datasets,
+        "backbones": catalogue.backbones,
+        "partitions": catalogue.partitions,
     }
-    known = sorted(registries[kind].items())
+    known = sorted(registries[kind]().items())
     return [{"name": name, "about": _about(item), "keys": _keys(item)} for name, item in known]
 
 
@@ -73,6 +69,8 @@ def table(kind: str, rows: list[ListEntry]) -> Table:
 
 def data_table() -> Table:
     """Return which data sets are on this machine."""
+    from promptfed.data import status
+
     shown = Table(box=None, pad_edge=False)
     for title in ("data set", "here", "size", "where"):
         shown.add_column(title)
@@ -88,6 +86,8 @@ def diagnosis() -> Table:
     import torch
 
     from promptfed.core.version import __version__
+    from promptfed.data import status
+    from promptfed.data.download import home
 
     shown = Table(box=None, pad_edge=False, show_header=False)
     gpu = torch.cuda.is_available()

@@ -11,6 +11,7 @@ import typer
 
 from promptfed.cli.arguments import Form, Format, Overrides, show_runs
 from promptfed.cli.terminal import complain, console, describe_os_error, say
+from promptfed.cli.tracking import Track, again
 from promptfed.core.errors import PromptFedError
 from promptfed.results.folder import names
 
@@ -32,6 +33,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="The run folder; the default is runs/METHOD-DATASET-N.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.", metavar="DIR")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:1; short for device=…")] = None,
+    track: Track = None,
 ) -> None:
     """Train a method and write a run folder with its numbers, checkpoint and report.
 
@@ -43,36 +45,43 @@ def run(
 
     Resume a sweep by giving its command again with the same --out: finished runs are not run again.
     """
-    from promptfed.runs import config, execution
+    from promptfed.runs import config
     from promptfed.runs.folders import sweep_folders
 
-    words = [*(overrides or []), *([f"device={device}"] if device else [])]
+    words, trackers = [*(overrides or []), *([f"device={device}"] if device else [])], tuple(track or ())
     if source is not None and re.match(r"[\w.]+=", source):  # a key, not a path such as runs/seed=0/recipe.toml
         words, source = [source, *words], None
     if resume is not None:
         if out is not None:
             raise PromptFedError(f"--resume continues in {resume}; leave out --out.")
-        _resume(resume, source, words)
+        _resume(resume, source, words, trackers)
         return
     if source is None:
         raise PromptFedError("Nothing to run: name a recipe or a method, for example promptfed run pfedpt.")
     recipes = config.load(source, words)
     folders = sweep_folders(recipes, out)
     if len(recipes) == 1:
-        _guarded(folders[0], partial(execution.start, recipes[0], folders[0]))
+        _guarded(folders[0], partial(_start, recipes[0], folders[0], trackers), trackers)
     else:
-        command = shlex.join(["promptfed", "run", source, *words, "--out", str(folders[0].parent)])
-        _sweep(dict(zip(folders, recipes, strict=True)), command)
+        command = shlex.join(["promptfed", "run", source, *words, "--out", str(folders[0].parent)]) + again(trackers)
+        _sweep(dict(zip(folders, recipes, strict=True)), command, trackers)
 
 
-def _resume(folder: Path, source: str | None, words: list[str]) -> None:
+def _start(recipe: "Recipe", folder: Path, trackers: tuple[str, ...]) -> "Result":
+    """Start a run; only now that the recipe is right is torch imported."""
+    from promptfed.runs import execution
+
+    return execution.start(recipe, folder, track=trackers)
+
+
+def _resume(folder: Path, source: str | None, words: list[str], trackers: tuple[str, ...]) -> None:
     """Resume a run, with its own recipe unless another is given."""
     from promptfed.runs import config, resuming
 
     _check_run(folder)
     recipe = config.load_one(source or str(folder / names.RECIPE), words) if source or words else None
     try:
-        _guarded(folder, partial(resuming.resume, folder, recipe))
+        _guarded(folder, partial(resuming.resume, folder, recipe, track=trackers), trackers)
     except PromptFedError as error:
         hint = f" promptfed run --resume {folder} without a recipe uses the run's own." if source else ""
         raise PromptFedError(f"{error}{hint}") from error
@@ -87,12 +96,12 @@ def _check_run(folder: Path) -> None:
         )
 
 
-def _guarded(folder: Path, work: "Callable[[], Result]") -> None:
+def _guarded(folder: Path, work: "Callable[[], Result]", trackers: tuple[str, ...]) -> None:
     """Run `work` and show its result; on Ctrl-C, say how to resume."""
     try:
         result = work()
     except KeyboardInterrupt:
-        complain(f"Stopped. Resume with: promptfed run --resume {folder}")
+        complain(f"Stopped. Resume with: promptfed run --resume {folder}{again(trackers)}")
         raise typer.Exit(130) from None
     except OSError as error:
         if not (folder / names.RECIPE).is_file():
@@ -102,7 +111,7 @@ def _guarded(folder: Path, work: "Callable[[], Result]") -> None:
     say(f"Run folder {result.folder}, report {result.folder / names.REPORT}")
 
 
-def _sweep(runs: "Mapping[Path, Recipe]", command: str) -> None:
+def _sweep(runs: "Mapping[Path, Recipe]", command: str, trackers: tuple[str, ...]) -> None:
     """Run what is left of a sweep and show what is finished; a run that fails does not stop the others."""
     from promptfed.runs import resuming
 
@@ -110,7 +119,7 @@ def _sweep(runs: "Mapping[Path, Recipe]", command: str) -> None:
     failed: dict[Path, PromptFedError] = {}
     for folder, recipe in runs.items():
         try:
-            resuming.start_or_resume(recipe, folder)
+            resuming.start_or_resume(recipe, folder, trackers)
             finished.append(folder)
         except KeyboardInterrupt:
             complain(f"Stopped, {len(finished)} of {len(runs)} runs finished. Resume with: {command}")

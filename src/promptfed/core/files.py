@@ -24,10 +24,15 @@ def make_private(folder: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file in one step."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file in one step."""
     part = path.with_name(f".{path.name}.part")
     try:
-        with part.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with part.open("wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
     except OSError:

@@ -2,7 +2,8 @@
 
 An objective has `Method.loss`'s signature and returns one value per client, or `(value, new_carry)`. Clients never mix,
 so one backward of the sum gives every client its own gradient. A client whose data is used up is not `active`: its
-parameters, optimiser state and carry stay as they are.
+parameters, optimiser state and carry stay as they are. Where a batch has a `rate`, all learning rates are multiplied by
+it: it is the round's, so a recorded step reads it from its batch.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -94,20 +95,20 @@ class _Sgd:
         names = [f"velocity.{name}" for name, m in zip(params, self.momentum, strict=True) if m]
         return {name: hold[name] if name in hold else torch.zeros_like(params[name[9:]]) for name in names}
 
-    def step(self, params: Tree, grads: list[Tensor], state: Tree, active: Tensor | None) -> None:
+    def step(self, params: Tree, grads: list[Tensor], state: Tree, active: Tensor | None, rate: Tensor | None) -> None:
         alike: dict[tuple[float, float], dict[str, Tensor]] = {}
         for name, g, lr, m in zip(params, grads, self.lr, self.momentum, strict=True):
             alike.setdefault((lr, m), {})[name] = g
         for (lr, m), some in alike.items():
-            self._step_alike(tree.pick(params, some), list(some.values()), state, active, lr, m)
+            moves = self._moves(tree.pick(params, some), list(some.values()), state, active, m)
+            moves = moves if rate is None else scaled(moves, rate)
+            torch._foreach_sub_([params[name] for name in some], moves, alpha=lr)
 
-    def _step_alike(
-        self, params: Tree, grads: list[Tensor], state: Tree, active: Tensor | None, lr: float, m: float
-    ) -> None:
-        """Move parameters of the same rates by few kernels for all, which needs gradients laid out as they are."""
-        old, grads = list(params.values()), [g.contiguous() for g in grads]
+    def _moves(self, params: Tree, grads: list[Tensor], state: Tree, active: Tensor | None, m: float) -> list[Tensor]:
+        """Return how far parameters of the same momentum move; few kernels for all need gradients laid out alike."""
+        grads = [g.contiguous() for g in grads]
         if self.weight_decay:
-            grads = list(torch._foreach_add(grads, torch._foreach_mul(old, self.weight_decay)))
+            grads = list(torch._foreach_add(grads, torch._foreach_mul(list(params.values()), self.weight_decay)))
         if m:
             velocity = [state[f"velocity.{name}"] for name in params]
             for v, new in zip(velocity, torch._foreach_add(torch._foreach_mul(velocity, m), grads), strict=True):
@@ -116,7 +117,7 @@ class _Sgd:
         if active is not None and (m or self.weight_decay):
             # a client that is not active has a zero gradient, but momentum and decay would still move it
             grads = [g * _like(active, g) for g in grads]
-        torch._foreach_sub_(old, grads, alpha=lr)
+        return grads
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ class _Adam:
         like = next(iter(params.values()))
         return first | second | {"count": like.new_zeros((), dtype=torch.promote_types(like.dtype, torch.float32))}
 
-    def step(self, params: Tree, grads: list[Tensor], state: Tree, active: Tensor | None) -> None:
+    def step(self, params: Tree, grads: list[Tensor], state: Tree, active: Tensor | None, rate: Tensor | None) -> None:
         # a client is inactive only after its own last step, so one count of steps serves every active client
         state["count"] += 1
         one, two = (1 - beta ** state["count"] for beta in self.betas)
@@ -146,6 +147,7 @@ class _Adam:
             _assign(first, torch.lerp(g, first, self.betas[0]), on)
             _assign(second, torch.lerp(g * g, second, self.betas[1]), on)
             move = first / one / ((second / two).sqrt() + self.eps) + self.weight_decay * p
+            (move,) = (move,) if rate is None else scaled([move], rate)
             p.sub_(move if on is None else move * on, alpha=self.lr)
 
 
@@ -154,6 +156,11 @@ def clipped(grads: Sequence[Tensor], longest: float, lead: int) -> list[Tensor]:
     squares = torch.stack([g.square().flatten(lead).sum(-1) if g.dim() > lead else g.square() for g in grads]).sum(0)
     share = (longest / (squares.sqrt() + 1e-6)).clamp(max=1)
     return [g * _like(share, g) for g in grads]
+
+
+def scaled(values: Sequence[Tensor], by: Tensor) -> list[Tensor]:
+    """Multiply every client's tensors by its own number, `by` [] or [C]."""
+    return [value * _like(by, value).to(value.dtype) for value in values]
 
 
 def _like(active: Tensor, p: Tensor) -> Tensor:
@@ -191,7 +198,7 @@ class _Step:
                 leaf.requires_grad_(False)
             if self.rule.clip:
                 grads = clipped(grads, self.rule.clip, value.dim())
-            self.rule.step(self.params, grads, self.state, active)
+            self.rule.step(self.params, grads, self.state, active, batch.get("rate"))
             for name, new in carry.items():
                 _assign(self.carry[name], new, None if active is None else _like(active, new))
 

@@ -25,11 +25,12 @@ from promptfed.core.tree import Tree
 
 @dataclass(frozen=True)
 class Task:
-    """What is being learned: a backbone, the classes, and how many clients share them."""
+    """What is being learned: a backbone, the classes, how many clients share them, and for how many rounds."""
 
     backbone: Backbone
     classes: tuple[str, ...]
     num_clients: int
+    rounds: int = 0  # those the recipe asks for, without the newcomers'; 0 where nothing is trained
     captured: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)  # local's CUDA graphs
 
 
@@ -41,6 +42,7 @@ class Traits:
     views: int = 0  # features of so many augmented views beside each image's own: batch["views"] [B, V, D]
     needs_rows: bool = False  # `aggregate` tells clients apart, so a sum of their trees is not enough
     marks_nothing: bool = False  # a row of zeros in what is sent means "none", so it must arrive as such
+    weighs: bool = True  # False: its loss has no labels; else it is a mean by batch["mask"], so images can be weighed
     learns: bool = True  # False: it uses a pretrained model as it is
     adapts: bool = True  # False: with these options `adapt` changes nothing
     once: tuple[str, ...] = ()  # names in `down` that never change: they are sent at a client's first contact only
@@ -73,6 +75,7 @@ class Method:
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     backbone: ClassVar[str] = "cnn"  # where a recipe names none
     recipe: ClassVar[Mapping[str, Mapping[str, object]]] = {}  # tables that its recipes start from
+    quick: ClassVar[Mapping[str, Mapping[str, object] | int]] = {}  # keys of a bare `promptfed run`
 
     @property
     def traits(self) -> Traits:
@@ -136,14 +139,24 @@ class Method:
 
     def evaluate(self, task: Task, params: Tree, batch: Batch) -> Tree:
         """Return sums over the batch per client, "count" among them; the default counts right answers."""
-        logits = self.predict(task, params, tree.drop(batch, ["y"]))
-        right = (logits.argmax(-1) == batch["y"]).to(logits.dtype) * batch["mask"]
-        count = batch["mask"].sum(-1)
-        return {
-            "correct": right.sum(-1),
-            "loss": ops.cross_entropy(logits, batch["y"], batch["mask"]) * count,
-            "count": count,
-        }
+        return tally(self.predict(task, params, tree.drop(batch, ["y"])), batch)
+
+
+def tally(logits: Tensor, batch: Batch) -> Tree:
+    """Return the sums of the default `evaluate` for the logits [B, classes] of a batch."""
+    right = (logits.argmax(-1) == batch["y"]).to(logits.dtype) * batch["mask"]
+    count = batch["mask"].sum(-1)
+    return {
+        "correct": right.sum(-1),
+        "loss": ops.cross_entropy(logits, batch["y"], batch["mask"]) * count,
+        "count": count,
+    }
+
+
+def classifies(method: Method) -> bool:
+    """Say whether a right answer is one of `predict`, as in the default `evaluate`; those that draw have their own."""
+    inner = getattr(method, "inner", None)
+    return classifies(inner) if isinstance(inner, Method) else type(method).evaluate is Method.evaluate
 
 
 def adapts(method: Method) -> bool:

@@ -7,6 +7,8 @@ from torch import Tensor
 from promptfed.core.kernels import patches
 from promptfed.core.kernels.patches import ALIGNED, padded
 
+LEAST = 1e-4  # less than any example counts: a batch without examples has a mean of 0
+
 
 def spread(weight: Tensor, trailing: int, like: Tensor) -> Tensor:
     """Shape a weight [lead, ...trailing] so that it broadcasts against `like` [lead, anything, ...trailing]."""
@@ -44,11 +46,14 @@ def _lone(weight: Tensor, trailing: int) -> bool:
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Convolution without padding: x [lead, B, I, H, W], weight [lead, O, I, k, k] -> [lead, B, O, H', W'].
 
+    A weight without `lead` serves all images alike, whatever dimensions x has before I.
     A stack of clients is one batched matrix product over image patches: grouped convolutions of this size leave a GPU
     mostly idle. The result keeps its channels last in memory, which the next patch extraction reads contiguously.
     """
     if weight.dim() == 4:
-        return F.conv2d(x, weight, bias)
+        folded = x.flatten(0, -4) if x.dim() > 4 else x
+        out = F.conv2d(folded, weight, bias)
+        return out.unflatten(0, x.shape[:-3]) if x.dim() > 4 else out
     return patches.conv2d(x, weight, bias)
 
 
@@ -76,6 +81,6 @@ def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
-    """Mean cross-entropy over the examples with mask 1: logits [..., B, K], labels and mask [..., B] -> [...]."""
+    """Mean cross-entropy, an example counting as `mask` says: logits [..., B, K], labels and mask [..., B] -> [...]."""
     each = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none").view(labels.shape)
-    return (each * mask).sum(-1) / mask.sum(-1).clamp(min=1)
+    return (each * mask).sum(-1) / mask.sum(-1).clamp(min=LEAST)

@@ -34,6 +34,7 @@ Positive = Annotated[float, Range(above=0)]
 NonNegative = Annotated[float, Range(least=0)]
 Share = Annotated[float, Range(least=0, most=1)]
 
+UNNAMED = ("evaluate", "guards", "prompt", "schedule", "train", "stop")  # tables that no class is chosen for by `name`
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
@@ -56,7 +57,7 @@ def make(kind: type[Made], given: Mapping[str, object], table: str, fixed: Mappi
 def checked(kind: type, given: Mapping[str, object], table: str, fixed: Mapping[str, object]) -> dict[str, Any]:
     """Return the given keys with the types their fields ask for; an unknown or missing key is refused."""
     valid = {name: hint for name, hint in hints(kind).items() if name not in fixed}
-    known = valid if table in ("evaluate", "guards", "prompt") else [*valid, "name"]  # nothing there is chosen by name
+    known = valid if table in UNNAMED else [*valid, "name"]  # nothing there is chosen by name
     for key in given:
         if key not in valid:
             raise choice("key", f"{table}.{key}", [f"{table}.{name}" for name in known], "the recipe")

@@ -52,5 +52,13 @@ def bar(what: str, total: float, *, unit: str = "count") -> Iterator[Advance]:
         yield advance
 
 
+def about_left(seconds: float | None) -> str:
+    """Return the end of a line that says about how long the rest of many runs takes; nothing if that is not known."""
+    if seconds is None:
+        return ""
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"; about {f'{hours} h ' if hours else ''}{minutes} min left" if hours or minutes else "; almost done"
+
+
 def _silent(amount: float, note: str | None = None) -> None:
     """Draw nothing."""

@@ -14,7 +14,10 @@ from torch import Tensor
 from promptfed.core.tree import Tree
 
 Batch = Tree
-"""x [B, 3, H, W], y [B], index [B] (within the client's data), mask [B], active [], the facts, and the draws."""
+"""x [B, 3, H, W], y [B], index [B] (within the client's data), mask [B], active [], the facts, and the draws.
+
+In training there may be a `rate` [], by which the round's schedule multiplies every learning rate, and `mask` may hold
+other weights than 1, by which examples count; it is 0 where there is no example."""
 
 Change = Callable[[Tree, Batch], Batch]
 """A change to every batch: (tensors, batch) -> batch. Tensors come as an argument, never from a closure."""

@@ -13,6 +13,7 @@ from promptfed.core import keys
 from promptfed.core.protocols import Backbone, Batch, Change, Draw
 from promptfed.core.tree import Tree
 from promptfed.data.dataset import Dataset, Indices
+from promptfed.data.training import PLAIN, Training
 
 
 class Pool:
@@ -70,6 +71,7 @@ class ClientData:
     facts: Tree
     capacity: int
     changes: tuple[tuple[Change, Tree], ...] = ()
+    training: Training = PLAIN
 
     def map(self, change: Change, tensors: Tree) -> "ClientData":
         """Return the same data with every batch passed through `change(tensors, batch)`."""
@@ -107,28 +109,33 @@ class ClientData:
         )
         self.pool.seen += int(mask.sum()) if purpose != "test" else 0
         lengths = tuple(len(plan) for plan in plans) if self.stacked else ()
-        return self._planned(purpose, size, index, local, mask, lengths)
+        # a walk in order looks at the images as they are, and learns nothing
+        data = replace(self, training=PLAIN) if ordered else self
+        return data._planned(purpose, size, index, local, mask, lengths)
 
     def _planned(
         self, purpose: str, size: int, index: Indices, local: Indices, mask: NDArray[np.bool_], lengths: tuple[int, ...]
     ) -> "PlannedBatches":
         device = self.pool.x.device
-        salts = [
-            [keys.key(self.seed, name, purpose, client, self.round) for client in self.clients] for name in self.draws
-        ]
+        augment, schedule = self.training.augment, self.training.schedule
+        draws = {**self.draws, **(augment.draws() if augment else {})}
+        salts = [[keys.key(self.seed, name, purpose, client, self.round) for client in self.clients] for name in draws]
         plan = {
             "plan.pool": torch.from_numpy(index),
             "plan.index": torch.from_numpy(local),
             "plan.mask": torch.from_numpy(mask).float(),
         }
         tensors = {name: _send(part if self.stacked else part[:, 0], device) for name, part in plan.items()}
-        for name, salt in zip(self.draws, salts, strict=True):
+        for name, salt in zip(draws, salts, strict=True):
             tensors[f"salt.{name}"] = _send(torch.tensor(salt if self.stacked else salt[0]), device)
+        if schedule:
+            rates = torch.full((len(self.clients),), schedule.factor(self.round))
+            tensors["rate"] = _send(rates if self.stacked else rates[0], device)
         tensors |= {f"fact.{name}": value for name, value in self.facts.items()}
         for number, (_, own) in enumerate(self.changes):
             tensors |= {f"change{number}.{name}": value for name, value in own.items()}
-        key = (id(self.pool), size, tuple(self.draws.items()), tuple(change for change, _ in self.changes))
-        return PlannedBatches(len(index), lengths, len(set(lengths)) > 1, tensors, key, self)
+        key = (id(self.pool), size, self.training, tuple(draws.items()), tuple(change for change, _ in self.changes))
+        return PlannedBatches(len(index), lengths, len(set(lengths)) > 1, tensors, key, self, draws)
 
 
 def _send(value: Tensor, device: torch.device) -> Tensor:
@@ -160,12 +167,13 @@ class PlannedBatches:
     tensors: Tree
     key: Hashable
     data: ClientData
+    draws: Mapping[str, Draw]
 
     def at(self, tensors: Tree, step: Tensor) -> Batch:
         """Return batch number `step`, computed from `tensors` alone."""
         plan = {name[5:]: tensors[name].index_select(0, step.view(1)).squeeze(0) for name in _PLAN}
         index, mask = plan["pool"], plan["mask"]
-        pool = self.data.pool
+        pool, training = self.data.pool, self.data.training
         batch = {
             "x": pool.images(index),
             "y": pool.y[index],
@@ -175,10 +183,16 @@ class PlannedBatches:
         }
         batch |= {name: value[index] for name, value in pool.extras.items()}
         batch |= {name: tensors[f"fact.{name}"] for name in self.data.facts}
-        for name, draw in self.data.draws.items():
+        for name, draw in self.draws.items():
             salt = tensors[f"salt.{name}"] + (step << 32)
             shape = (mask.shape[-1], *draw.shape) if draw.per == "sample" else draw.shape
             batch[name] = (keys.uniform if draw.kind == "uniform" else keys.normal)(salt, shape)
+        if training.augment:
+            batch["x"] = training.augment(batch["x"], batch, pool.scale, pool.shift)
+        if training.weights:
+            batch["mask"] = training.weights.weigh(mask, batch["y"], batch["counts"])
+        if training.schedule:
+            batch["rate"] = tensors["rate"]
         for number, (change, own) in enumerate(self.data.changes):
             batch = change({name: tensors[f"change{number}.{name}"] for name in own}, batch)
         return batch
@@ -212,8 +226,9 @@ class Shards:
         seed: int,
         draws: Mapping[str, Draw],
         unseen: Sequence[Indices] = (),
+        training: Training = PLAIN,
     ) -> None:
-        self.pool, self.seed, self.draws = pool, seed, draws
+        self.pool, self.seed, self.draws, self.training = pool, seed, draws, training
         self.rows = {"train": train, "test": test, "unseen": unseen}  # unseen: test images that no client holds
         self.capacity = max(len(rows) for rows in train)
         sizes = [len(rows) for rows in train]
@@ -229,8 +244,8 @@ class Shards:
         facts = self.facts(clients)
         if not stacked:
             facts = {name: value[0] for name, value in facts.items()}
-        most = self.capacity
-        return ClientData(self.pool, self.seed, round, tuple(clients), rows, stacked, self.draws, facts, most)
+        data = ClientData(self.pool, self.seed, round, tuple(clients), rows, stacked, self.draws, facts, self.capacity)
+        return replace(data, training=self.training) if split == "train" else data
 
     def facts(self, clients: Sequence[int]) -> Tree:
         """Return what each client knows of itself: client [C], size [C], counts [C, classes], domain [C]."""

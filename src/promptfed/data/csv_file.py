@@ -1,4 +1,4 @@
-"""A user's own photographs listed in a CSV file: a path and a label each, and a site and a split if known."""
+"""A user's own photographs in a CSV file: a path and a label each, and a site, a split and a patient if known."""
 
 import csv
 import io
@@ -9,7 +9,7 @@ from pathlib import Path
 from promptfed.core.errors import PromptFedError
 from promptfed.data.photos import Photo, require_trained
 
-COLUMNS = ("path", "label", "site", "split")
+COLUMNS = ("path", "label", "site", "split", "patient")
 REQUIRED = COLUMNS[:2]
 SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 SEPARATORS = ",;\t"  # some spreadsheets write semicolons or tabs
@@ -19,7 +19,7 @@ Row = Mapping[str, str]
 
 def read_rows(path: Path) -> list[Photo]:
     """Return the photographs that the file lists, in its order; a row that makes no sense is refused by its line."""
-    lines = _read(path)
+    lines = read_table(path, REQUIRED, COLUMNS)
     photos: list[Photo] = []
     first_line: dict[Path, int] = {}
     for line, row in lines:
@@ -35,8 +35,10 @@ def read_rows(path: Path) -> list[Photo]:
     return photos
 
 
-def _read(path: Path) -> list[tuple[int, Row]]:
-    """Return every row that is not empty, with the number of its line, having checked the columns."""
+def read_table(path: Path, required: Sequence[str], known: Sequence[str]) -> list[tuple[int, Row]]:
+    """Return every row that is not empty, with the number of its line; `known` columns may be capitalised."""
+    if path.is_dir():
+        raise PromptFedError(f"{path} is a folder, not a CSV file; for folders of photographs write folder:{path}.")
     if not path.is_file():
         raise PromptFedError(f"There is no file {path}.")
     try:
@@ -48,8 +50,8 @@ def _read(path: Path) -> list[tuple[int, Row]]:
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     try:
         columns = [name.strip() for name in next(reader, [])]
-        columns = [name.lower() if name.lower() in COLUMNS else name for name in columns]
-        _check_columns(columns, path)
+        columns = [name.lower() if name.lower() in known else name for name in columns]
+        _check_columns(columns, required, path)
         rows = []
         for values in reader:
             if any(value.strip() for value in values):
@@ -59,9 +61,9 @@ def _read(path: Path) -> list[tuple[int, Row]]:
         raise PromptFedError(f"{path}, line {reader.line_num} is not valid CSV: {problem}.") from problem
 
 
-def _check_columns(columns: Sequence[str], path: Path) -> None:
+def _check_columns(columns: Sequence[str], required: Sequence[str], path: Path) -> None:
     """Refuse a first line that does not name the columns, each once."""
-    for name in REQUIRED:
+    for name in required:
         if name not in columns:
             there = ", ".join(columns) or "nothing"
             raise PromptFedError(f'{path} lacks the column "{name}" in its first line, which has: {there}.')
@@ -90,4 +92,5 @@ def _photo(row: Row, path: Path, where: str) -> Photo:
         raise PromptFedError(f"{where}: there is no file {file}.")
     kind = SPLITS[split.lower()]
     more = tuple((name, value) for name, value in row.items() if name not in COLUMNS)
-    return Photo(file, kind == "test", row.get("site", ""), row["label"], kind == "val", more)
+    patient = row.get("patient", "")
+    return Photo(file, kind == "test", row.get("site", ""), row["label"], kind == "val", more, patient)

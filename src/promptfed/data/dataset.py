@@ -30,6 +30,7 @@ class Dataset:
     std: Color = (0.5, 0.5, 0.5)
     val: NDArray[np.bool_] | None = None  # [N], True for the official validation images, none of them in `test`
     used: NDArray[np.bool_] | None = None  # [N], False for images that are left out; None: nothing is
+    patients: Indices | None = None  # [N], equal for images of one patient, who is never on both sides of a split
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # what else a list says of every image
 
     def __len__(self) -> int:

@@ -3,7 +3,7 @@
 import hashlib
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
@@ -17,16 +17,19 @@ from promptfed.data.celeba import CelebA
 from promptfed.data.csv_file import read_rows
 from promptfed.data.dataset import Dataset
 from promptfed.data.dermoscopic import DermoscopicFL
+from promptfed.data.dicom import Dicom
 from promptfed.data.domainnet import DomainNet
 from promptfed.data.download import REMOTES, digest, fetch, home
 from promptfed.data.flowers import Flowers102
-from promptfed.data.folder import read_folder
+from promptfed.data.folder import scan
 from promptfed.data.npz import read_npz, read_sides
 from promptfed.data.office import OfficeCaltech10
+from promptfed.data.own_photos import own_album, read_own
+from promptfed.data.parquet import HubParquet
 from promptfed.data.parsed import cached
-from promptfed.data.photos import read_photos
+from promptfed.data.photos import Album
 from promptfed.data.shops import EMBEDDED, load_shops
-from promptfed.data.split import fewer, stratified
+from promptfed.data.split import fewer
 
 # Folders in which a system package may already have put the official files.
 INSTALLED = {"fashion-mnist": Path("/usr/share/datasets/fashion-mnist")}
@@ -142,8 +145,12 @@ class Folder:
 
     def load(self) -> Dataset:
         """Decode the photographs, and set test images aside unless the folders do."""
-        data = read_folder(Path(self.path).expanduser(), self.size, self.skip_corrupt)
-        return _with_test(data, self.test_fraction, self.seed)
+        return read_own(self.album(), self.size, self.skip_corrupt, self.test_fraction, self.seed)
+
+    def album(self) -> Album:
+        """Return the photographs that the folders hold, unread."""
+        root = Path(self.path).expanduser()
+        return own_album(root.resolve().name, root, scan(root))
 
 
 @dataclass(frozen=True)
@@ -159,9 +166,12 @@ class CsvFile:
 
     def load(self) -> Dataset:
         """Decode the photographs, and set test images aside unless the file does."""
+        return read_own(self.album(), self.size, self.skip_corrupt, self.test_fraction, self.seed)
+
+    def album(self) -> Album:
+        """Return the photographs that the file lists, unread."""
         path = Path(self.path).expanduser()
-        data = read_photos(path.stem, path, read_rows(path), self.size, self.skip_corrupt)
-        return _with_test(data, self.test_fraction, self.seed)
+        return own_album(path.stem, path, read_rows(path))
 
 
 _ALL: tuple[type[NamedDataset], ...] = (
@@ -170,11 +180,13 @@ _ALL: tuple[type[NamedDataset], ...] = (
     Cifar100,
     CsvFile,
     DermoscopicFL,
+    Dicom,
     DomainNet,
     FashionMnist,
     FashionShops,
     Flowers102,
     Folder,
+    HubParquet,
     Npz,
     OfficeCaltech10,
     TinyImageNet,
@@ -185,7 +197,7 @@ SIDES = {FashionShops.name: 32, FashionMnist.name: 32, Cifar10.name: 32, Cifar10
 
 
 def open_dataset(name: str, **chosen: object) -> Dataset:
-    """Load a data set by name, with its options by name; `folder:PATH`, `csv:PATH` and `npz:PATH` carry their path."""
+    """Load a data set by name, with its options by name; names such as `folder:PATH` carry their path."""
     dataset = find_dataset(name, chosen).load()
     for what, names in (("Class", dataset.classes), ("Domain", dataset.domain_names)):
         if strange := [one for one in names if not one.isprintable()]:
@@ -266,11 +278,6 @@ def status() -> list[Status]:
         size = sum(path.stat().st_size for path in paths) if paths else sum(remote.size for remote in remotes)
         found.append(Status(name, bool(paths), paths[0].parent if paths else home() / "data" / name, size))
     return sorted(found + [Status(name, *status_of(name)) for name in BY_HAND])
-
-
-def _with_test(data: Dataset, fraction: float, seed: int) -> Dataset:
-    """Return `data` with a `fraction` of each class in each domain for testing, unless it has test images."""
-    return data if data.test.any() else replace(data, test=stratified(data.labels, data.domains, fraction, seed))
 
 
 def _present(name: str) -> list[Path]:

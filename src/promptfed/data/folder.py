@@ -6,15 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from promptfed.core.errors import PromptFedError
-from promptfed.data.dataset import Dataset
-from promptfed.data.photos import SUFFIXES, Photo, read_photos, require_trained
+from promptfed.data.photos import SUFFIXES, Photo, require_trained
+
+PHONES = {".heic", ".heif", ".dng"}  # what phones and cameras write and Pillow cannot read
 
 log = logging.getLogger("promptfed")
-
-
-def read_folder(root: Path, size: int, skip_corrupt: bool) -> Dataset:
-    """Return the photographs under `root` at `size` × `size`; `test` is the official split, or all False."""
-    return read_photos(root.resolve().name, root, scan(root), size, skip_corrupt)
 
 
 def scan(root: Path) -> list[Photo]:
@@ -55,17 +51,20 @@ def _scan_split(root: Path) -> list[Photo]:
     """Return the photographs of one split, laid out as class/* or as domain/class/*."""
     tops = _folders(root)
     if not any(_folders(top) for top in tops):
-        return [photo for top in tops for photo in _scan_class(top, domain="")]
+        return [photo for top in tops for photo in _scan_class(top, "", root)]
     photos = []
     for top in tops:
         if _images(top) or not _folders(top):
             raise PromptFedError(f"{top} mixes two layouts; {root} needs class/*.jpg or domain/class/*.jpg throughout.")
-        photos += [photo for folder in _folders(top) for photo in _scan_class(folder, domain=top.name)]
+        photos += [photo for folder in _folders(top) for photo in _scan_class(folder, top.name, root)]
     return photos
 
 
-def _scan_class(folder: Path, domain: str) -> list[Photo]:
+def _scan_class(folder: Path, domain: str, root: Path) -> list[Photo]:
     """Return the photographs of one class folder, which may not be empty."""
     if not (paths := _images(folder)):
-        raise PromptFedError(f"The class folder {folder} holds no images ({', '.join(SUFFIXES)}).")
+        others = {path.suffix.lower() for path in folder.iterdir() if path.suffix}
+        advice = "; convert its photographs to JPEG" if others & PHONES else ""
+        advice = f"; for DICOM files write dicom:{root}" if ".dcm" in others else advice
+        raise PromptFedError(f"The class folder {folder} holds no images ({', '.join(SUFFIXES)}){advice}.")
     return [Photo(path, False, domain, folder.name) for path in paths]

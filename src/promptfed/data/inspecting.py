@@ -2,19 +2,20 @@
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
 from promptfed.core import options, progress
 from promptfed.core.errors import PromptFedError
 from promptfed.data.dataset import Dataset
-from promptfed.data.datasets import CsvFile, Folder, NamedDataset, find_dataset
-from promptfed.data.facts import list_photos
-from promptfed.data.photos import Photo, open_rgb
+from promptfed.data.datasets import NamedDataset, find_dataset
+from promptfed.data.facts import own_photos
+from promptfed.data.own_photos import OwnPhotos
+from promptfed.data.photos import Album, Photo
 from promptfed.data.split import stratified
 
 SPLITS = ("train", "val", "test")
@@ -41,6 +42,8 @@ class DatasetInspection:
     sites: tuple[str, ...]
     images: tuple[Look, ...]
     broken: Mapping[str, str]
+    patients: int = 0  # whose images these are; 0: it is not known
+    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # what else a list says of every image
 
     @property
     def sides(self) -> Counter[tuple[int, int]]:
@@ -58,9 +61,8 @@ class DatasetInspection:
 def inspect(name: str, **chosen: object) -> DatasetInspection:
     """Look at every image of a data set; broken files of a user's own photographs are reported, not refused."""
     found = find_dataset(name, chosen)
-    photos = list_photos(found)
-    if photos is not None and isinstance(found, Folder | CsvFile):
-        return _inspect_files(found, photos)
+    if (own := own_photos(found)) is not None:
+        return _inspect_album(own, own.album())
     return _inspect_arrays(_forgiving(found).load())
 
 
@@ -72,7 +74,8 @@ def _forgiving(found: NamedDataset) -> NamedDataset:
 
 def _inspect_arrays(data: Dataset) -> DatasetInspection:
     """Look at images that are read already."""
-    return DatasetInspection(data.name, data.classes, data.domain_names, tuple(_looks(data)), {})
+    looks, patients = tuple(_looks(data)), 0 if data.patients is None else len(set(data.patients.tolist()))
+    return DatasetInspection(data.name, data.classes, data.domain_names, looks, {}, patients, data.columns)
 
 
 def _looks(data: Dataset) -> Iterator[Look]:
@@ -85,45 +88,49 @@ def _looks(data: Dataset) -> Iterator[Look]:
             advance(1, None)
 
 
-def _inspect_files(found: Folder | CsvFile, photos: Sequence[Photo]) -> DatasetInspection:
-    """Look at listed files; where the list has no test images, the split is the one that a run would make."""
-    root = Path(found.path).expanduser()
-    name = root.resolve().name if isinstance(found, Folder) else root.stem
-    seen = list(_opened(name, photos))
-    good = [photo for photo, look in zip(photos, seen, strict=True) if not isinstance(look, str)]
-    broken = {str(photo.path): look for photo, look in zip(photos, seen, strict=True) if isinstance(look, str)}
+def _inspect_album(own: OwnPhotos, album: Album) -> DatasetInspection:
+    """Look at listed images; where the list has no test images, the split is the one that a run would make."""
+    seen = list(zip(album.photos, _opened(album), strict=True))
+    good = [photo for photo, look in seen if not isinstance(look, str)]
     if not good:
-        raise PromptFedError(f"None of the {len(photos)} images of {root} can be read.")
-    classes = tuple(sorted({photo.label for photo in photos}))
-    sites = tuple(sorted({photo.domain for photo in photos}))
-    if not any(photo.test for photo in photos):
-        labels = np.array([classes.index(photo.label) for photo in good])
-        domains = np.array([sites.index(photo.domain) for photo in good])
-        test = stratified(labels, domains, found.test_fraction, found.seed).tolist()
+        first = next((look for _, look in seen if isinstance(look, str)), "there are none")
+        raise PromptFedError(f"None of the {len(seen)} images of {album.root} can be read: {first.rstrip('.')}.")
+    data = album.dataset(np.zeros((len(good), 1, 1, 3), np.uint8), [not isinstance(look, str) for _, look in seen])
+    if not any(photo.test for photo in album.photos):
+        test = stratified(data.labels, data.domains, own.test_fraction, own.seed, data.patients).tolist()
         good = [replace(photo, test=chosen) for photo, chosen in zip(good, test, strict=True)]
-    looks = (look for look in seen if not isinstance(look, str))
-    images = [
-        Look(photo.domain or name, photo.label, _split(photo), str(photo.path), *look)
+    looks = (look for _, look in seen if not isinstance(look, str))
+    images = tuple(
+        Look(photo.domain or album.name, photo.label, _split(photo), photo.shown, *look)
         for photo, look in zip(good, looks, strict=True)
-    ]
-    return DatasetInspection(name, classes, tuple(site or name for site in sites), tuple(images), broken)
+    )
+    return DatasetInspection(
+        album.name,
+        album.classes,
+        tuple(site or album.name for site in album.domains),
+        images,
+        {photo.shown: look for photo, look in seen if isinstance(look, str)},
+        len({photo.patient for photo in good if photo.patient}),
+        data.columns,
+    )
 
 
 def _split(photo: Photo) -> str:
     return "test" if photo.test else "val" if photo.val else "train"
 
 
-def _opened(name: str, photos: Sequence[Photo]) -> Iterator[tuple[tuple[int, int], str] | str]:
+def _opened(album: Album) -> Iterator[tuple[tuple[int, int], str] | str]:
     """Yield the sides and the digest of every photograph in order, or why it cannot be read."""
-    with ThreadPoolExecutor() as pool, progress.bar(f"inspecting {name}", len(photos)) as advance:
-        for look in pool.map(_open, photos):
+    count, look_at = len(album.photos), partial(_open, album)
+    with album.around(), ThreadPoolExecutor() as pool, progress.bar(f"inspecting {album.name}", count) as advance:
+        for look in pool.map(look_at, album.photos):
             advance(1, None)
             yield look
 
 
-def _open(photo: Photo) -> tuple[tuple[int, int], str] | str:
+def _open(album: Album, photo: Photo) -> tuple[tuple[int, int], str] | str:
     try:
-        image = open_rgb(photo.path)
+        image = album.read(photo)
     except Exception as problem:  # damaged files make Pillow raise nearly anything
         return str(problem).replace("\n", " ") or type(problem).__name__
     sides = (image.height, image.width)

@@ -13,7 +13,7 @@ from promptfed.core.files import make_private
 from promptfed.data.dataset import Dataset
 
 IMAGES = "images.npy"
-ARRAYS = ("labels", "test", "domains", "val")
+ARRAYS = ("labels", "test", "domains", "val", "patients")
 MAPPED_BYTES = 1 << 26  # larger arrays are mapped, not read
 VERSION = 2  # of the layout and of the readers; part of every key
 

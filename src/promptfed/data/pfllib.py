@@ -170,6 +170,11 @@ def capped_plan(sizes: Indices, clients: int, alpha: float, rng: Generator) -> C
 
 def merged_split(name: str, dataset: Dataset, plan: Counts, train_fraction: float, rng: Generator) -> Partition:
     """Deal every class as planned, official training and test images alike, then divide each client at random."""
+    if dataset.patients is not None:
+        raise PromptFedError(
+            f"partition.name={name} divides images at random, so a patient could be in training and in testing; "
+            "choose a partition whose name does not begin with pfllib-."
+        )
     owner = np.full(len(dataset), NO_CLIENT, dtype=np.int64)
     for label, row in enumerate(plan):
         images = rng.permutation(np.flatnonzero(dataset.labels == label))

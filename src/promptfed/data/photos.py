@@ -4,9 +4,10 @@ import hashlib
 import io
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,9 +21,9 @@ from promptfed.data.dataset import Dataset, Images
 from promptfed.data.download import home
 from promptfed.data.parsed import cached
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
-PHOTOMETRIC, WHITE_IS_ZERO = 262, 0  # a TIFF's tag, and its value where 0 is white
-MOST = 2**16 - 1  # of a 16-bit grey level
+SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+BITS, PHOTOMETRIC = 258, 262  # tags of a TIFF
+WHITE_IS_ZERO = 0  # the value of the second where 0 is white
 OWN = "folders"  # where the decoded copies of a user\'s own photographs are kept
 AHEAD = 256  # photographs decoded ahead of the one being stored
 
@@ -39,27 +40,45 @@ class Photo:
     label: str
     val: bool = False
     more: tuple[tuple[str, str], ...] = ()  # further columns of the list it is in, and their values
+    patient: str = ""  # whose image it is, where that is known
+    row: int = -1  # in a table that holds many images
+    name: str = ""  # what messages call it, where its path says too much or too little
 
     @property
     def trains(self) -> bool:
         """Whether it is for training."""
         return not (self.test or self.val)
 
+    @property
+    def shown(self) -> str:
+        """What messages call it."""
+        return self.name or str(self.path)
+
+
+def open_file(photo: Photo) -> Image.Image:
+    """Return a photograph that is a file of its own, in its own size."""
+    return open_rgb(photo.path)
+
 
 @dataclass(frozen=True)
 class Album:
-    """The photographs of a data set in the folder `root`, and the order of its classes and domains."""
+    """The photographs of a data set in the folder `root`, its classes and domains in order, and how to read them."""
 
     name: str
     root: Path
     photos: Sequence[Photo]
     classes: tuple[str, ...]
     domains: tuple[str, ...]
+    read: Callable[[Photo], Image.Image] = open_file
+    around: Callable[[], AbstractContextManager[object]] = nullcontext  # what reading happens in
+    recipe: str = ""  # of reading, where the same file may be read in several ways
 
     def dataset(self, images: Images, chosen: Sequence[bool]) -> Dataset:
         """Return the chosen photographs, whose `images` are given, as a data set."""
         photos = [photo for photo, wanted in zip(self.photos, chosen, strict=True) if wanted]
         val = np.array([photo.val for photo in photos], np.bool_)
+        number = {patient: number for number, patient in enumerate(dict.fromkeys(photo.patient for photo in photos))}
+        patients = np.array([number[photo.patient] for photo in photos], np.int64)
         further = [key for photo in photos[:1] for key, _ in photo.more]
         label = {name: number for number, name in enumerate(self.classes)}
         domain = {name: number for number, name in enumerate(self.domains)}
@@ -72,6 +91,7 @@ class Album:
             domains=np.array([domain[photo.domain] for photo in photos], np.int64),
             domain_names=self.domains,
             val=val if val.any() else None,
+            patients=patients if any(photo.patient for photo in photos) else None,
             columns={key: tuple(dict(photo.more)[key] for photo in photos) for key in further},
         )
 
@@ -79,20 +99,10 @@ class Album:
 def read_album(album: Album, size: int, skip_corrupt: bool, cache: str) -> Dataset:
     """Return the photographs at `size` × `size`; the decoded copy is kept under `cache` in the data home."""
     place = hashlib.sha256(
-        f"{album.root.resolve()}|{size}|{skip_corrupt}".encode(errors="surrogateescape")
+        f"{album.root.resolve()}|{size}|{skip_corrupt}{album.recipe}".encode(errors="surrogateescape")
     ).hexdigest()[:16]
     kept, own = home() / cache / place, cache == OWN
     return cached(kept, _key(album), lambda target: _decode_all(album, size, skip_corrupt, target), own=own)
-
-
-def read_photos(name: str, root: Path, photos: Sequence[Photo], size: int, skip_corrupt: bool) -> Dataset:
-    """Return a user's own photographs, listed in `root`; classes and domains are in order of name."""
-    domains = tuple(sorted({photo.domain for photo in photos}))
-    album = Album(name, root, photos, tuple(sorted({photo.label for photo in photos})), domains)
-    data = read_album(album, size, skip_corrupt, OWN)
-    if any(photo.test for photo in photos) and not data.test.any():
-        raise PromptFedError(f"No test image of {root} can be read; without them training images would be tested on.")
-    return replace(data, domain_names=tuple(domain or name for domain in domains))
 
 
 def require_trained(photos: Sequence[Photo], root: Path) -> None:
@@ -100,37 +110,50 @@ def require_trained(photos: Sequence[Photo], root: Path) -> None:
     trained = {photo.label for photo in photos if photo.trains}
     for photo in photos:
         if photo.label not in trained:
-            raise PromptFedError(f'Class "{photo.label}" of {photo.path.parent} has no training images in {root}.')
+            where = "" if photo.name else f" of {photo.path.parent}"
+            raise PromptFedError(f'Class "{photo.label}"{where} has no training images in {root}.')
 
 
 def decode(path: Path, size: int | tuple[int, int]) -> Images:
     """Return one photograph, upright, in RGB on white where it is transparent, as uint8 [height, width, 3]."""
+    return resize(open_rgb(path), size)
+
+
+def resize(image: Image.Image, size: int | tuple[int, int]) -> Images:
+    """Return an image in RGB as uint8 [height, width, 3]."""
     height, width = (size, size) if isinstance(size, int) else size
-    return np.asarray(open_rgb(path).resize((width, height), Image.Resampling.BICUBIC))
+    return np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))
 
 
-def open_rgb(path: Path) -> Image.Image:
+def open_rgb(source: Path | BinaryIO) -> Image.Image:
     """Return one photograph in its own size, upright, in RGB on white where it is transparent."""
-    if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
+    special = isinstance(source, Path) and source.exists() and not source.is_file()
+    if special:  # opening a pipe would wait for its writer
         raise OSError("it is not a regular file")
-    with Image.open(path) as opened:
-        inverted = opened.format == "TIFF" and opened.getexif().get(PHOTOMETRIC) == WHITE_IS_ZERO
-        image: Image.Image = ImageOps.exif_transpose(opened)
-        if image.mode.startswith("I"):  # 16-bit grey, which Pillow would clip rather than scale
-            image = Image.fromarray(_eight_bits(np.asarray(image), inverted))
-        if image.mode == "F":
-            raise ValueError("its pixels are floating-point numbers; save it with 8 or 16 bits")
-        if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
-            image = image.convert("RGBA")
-            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-        return image.convert("RGB")
+    with Image.open(source) as opened:
+        return to_rgb(opened)
 
 
-def _eight_bits(levels: NDArray[Any], inverted: bool) -> NDArray[np.uint8]:
-    """Return 16-bit grey levels as 8-bit ones, 0 for black; Pillow inverts only images of 8 bits by itself."""
-    if levels.min(initial=0) < 0 or levels.max(initial=0) > MOST:
-        raise ValueError("its pixels are beyond 0 … 65535; save it with 8 or 16 bits")
-    scaled = (levels // 256).astype(np.uint8)
+def to_rgb(opened: Image.Image) -> Image.Image:
+    """Return an opened photograph upright, in RGB on white where it is transparent."""
+    tags = opened.getexif() if opened.format == "TIFF" else {}
+    image: Image.Image = ImageOps.exif_transpose(opened)
+    if image.mode.startswith("I"):  # more than 8 bits of grey, which Pillow would clip rather than scale
+        bits = 12 if tags.get(BITS) == 12 else 16
+        image = Image.fromarray(_eight_bits(np.asarray(image), bits, tags.get(PHOTOMETRIC) == WHITE_IS_ZERO))
+    if image.mode == "F":
+        raise ValueError("its pixels are floating-point numbers; save it with 8 or 16 bits")
+    if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert("RGB")
+
+
+def _eight_bits(levels: NDArray[Any], bits: int, inverted: bool) -> NDArray[np.uint8]:
+    """Return grey levels of so many bits as 8-bit ones, 0 for black; Pillow inverts only images of 8 bits by itself."""
+    if levels.min(initial=0) < 0 or levels.max(initial=0) >= 2**bits:
+        raise ValueError(f"its pixels are beyond 0 … {2**bits - 1}; save it with 8 or 16 bits")
+    scaled: Images = (levels // 2 ** (bits - 8)).astype(np.uint8)
     return 255 - scaled if inverted else scaled
 
 
@@ -152,8 +175,9 @@ def _key(album: Album) -> str:
         try:
             stat = photo.path.stat()
         except FileNotFoundError:
-            raise PromptFedError(f'There is no file {photo.path}, which data set "{album.name}" lists.') from None
+            raise PromptFedError(f'There is no file {photo.shown}, which data set "{album.name}" lists.') from None
         known = f"{photo.test}|{photo.val}|{photo.domain}|{photo.label}{photo.more or ''}"
+        known += f"|{photo.patient}|{photo.row}" if photo.patient or photo.row >= 0 else ""
         content.update(
             f"{photo.path.as_posix()}|{stat.st_size}|{stat.st_mtime_ns}|{stat.st_ctime_ns}|{known}\n".encode(
                 errors="surrogateescape"  # a name need not be UTF-8
@@ -193,16 +217,19 @@ def _decoded(album: Album, size: int, skip_corrupt: bool) -> Iterator[Images | N
 
     def one(photo: Photo) -> Images | None:
         try:
-            return decode(photo.path, size)
+            return resize(album.read(photo), size)
+        except PromptFedError:  # the file is not at fault
+            raise
         except Exception as problem:  # damaged files make Pillow raise nearly anything
             if skip_corrupt:
                 return None
             raise PromptFedError(
-                f"{photo.path} cannot be read as an image ({problem}); set data.skip_corrupt=true to leave it out."
+                f"{photo.shown} cannot be read as an image ({problem}); set data.skip_corrupt=true to leave it out."
             ) from problem
 
-    with ThreadPoolExecutor() as pool, progress.bar(f"decoding {album.name}", len(album.photos)) as advance:
-        for start in range(0, len(album.photos), AHEAD):
+    count = len(album.photos)
+    with album.around(), ThreadPoolExecutor() as pool, progress.bar(f"decoding {album.name}", count) as advance:
+        for start in range(0, count, AHEAD):
             for image in pool.map(one, album.photos[start : start + AHEAD]):
                 advance(1, "")
                 yield image

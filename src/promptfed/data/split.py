@@ -9,14 +9,22 @@ from numpy.typing import NDArray
 
 from promptfed.core.errors import PromptFedError, choice
 from promptfed.data.dataset import Dataset, Indices
+from promptfed.data.patients import whole_patients
 from promptfed.data.shares import Partition
 
 Split = Literal["test", "val"]
 SHARE = 0.2  # of the training images validates, where a data set does not say which
 
 
-def stratified(labels: Indices, domains: Indices, fraction: float, seed: int) -> NDArray[np.bool_]:
-    """Return a test mask [N] holding `fraction` of each class in each domain, never all of its images."""
+def stratified(
+    labels: Indices, domains: Indices, fraction: float, seed: int, patients: Indices | None = None
+) -> NDArray[np.bool_]:
+    """Return a test mask [N] holding `fraction` of each class in each domain, never all of its images.
+
+    Where `patients` are known, all images of one are on the same side, and the fraction is met as nearly as can be.
+    """
+    if patients is not None:
+        return whole_patients(labels, domains, patients, fraction, seed)
     test = np.zeros(len(labels), bool)
     for domain, label in sorted(set(zip(domains.tolist(), labels.tolist(), strict=True))):
         members = np.flatnonzero((labels == label) & (domains == domain))
@@ -39,7 +47,8 @@ def evaluated_on(dataset: Dataset, split: Split, seed: int, share: float = SHARE
     if dataset.val is None:
         rows = np.flatnonzero(train)
         held_out = np.zeros(len(dataset), np.bool_)
-        held_out[rows[stratified(dataset.labels[rows], dataset.domains[rows], share, seed)]] = True
+        patients = None if dataset.patients is None else dataset.patients[rows]
+        held_out[rows[stratified(dataset.labels[rows], dataset.domains[rows], share, seed, patients)]] = True
     else:
         held_out = dataset.val if dataset.used is None else dataset.val & dataset.used
     if not held_out.any():
@@ -86,5 +95,6 @@ def fewer(data: Dataset, limit: int) -> Dataset:
         domains=data.domains[keep],
         val=None if data.val is None else data.val[keep],
         used=None if data.used is None else data.used[keep],
+        patients=None if data.patients is None else data.patients[keep],
         columns={key: tuple(compress(values, keep)) for key, values in data.columns.items()},
     )

@@ -15,6 +15,7 @@ from promptfed.core import extensions, tree
 from promptfed.core.method import Method, Task
 from promptfed.core.tree import Tree
 from promptfed.data.batches import ClientData, Shards
+from promptfed.federation.answers import Answers
 from promptfed.federation.store import Store
 
 SHARED = 16  # test images that share what is drawn once for a batch, about as many as in training
@@ -51,8 +52,19 @@ class Fleet(Protocol):
         """Train the clients from `down` [C, ...]; their personal trees change only if `keep`."""
         ...
 
-    def evaluate(self, round: int, clients: Tensor, download: Download, *, adapt: bool) -> Tree:  # noqa: A002
-        """Return sums [C] of every client's deployed (`adapt`) or received model over its own test images."""
+    def evaluate(
+        self,
+        round: int,  # noqa: A002
+        clients: Tensor,
+        download: Download,
+        *,
+        adapt: bool,
+        answers: Answers | None = None,
+    ) -> Tree:
+        """Return sums [C] of every client's deployed (`adapt`) or received model over its own test images.
+
+        `answers` hears every single answer, where the clients are on this machine.
+        """
         ...
 
 
@@ -83,7 +95,15 @@ class OneByOne:
         up, measures, tested = (tree.stack(part) for part in zip(*rows, strict=True))
         return Fitted(up, self.method.weight(self.shards.facts(clients.tolist())), measures, tested, images)
 
-    def evaluate(self, round: int, clients: Tensor, download: Download, *, adapt: bool) -> Tree:  # noqa: A002
+    def evaluate(
+        self,
+        round: int,  # noqa: A002
+        clients: Tensor,
+        download: Download,
+        *,
+        adapt: bool,
+        answers: Answers | None = None,
+    ) -> Tree:
         """Return sums [C] of every client's model over its own test images."""
         sums = []
         for client in clients.tolist():
@@ -94,7 +114,8 @@ class OneByOne:
                 data = self.shards.data([client], round, stacked=False)
                 params = self.method.adapt(self.task, own, personal, data)
                 self.tick(1, len(clients))
-            sums.append(_test(self.method, self.task, params, self.shards.data([client], round, "test", stacked=False)))
+            data = self.shards.data([client], round, "test", stacked=False)
+            sums.append(_test(self.method, self.task, params, data, answers))
         return tree.stack(sums)
 
 
@@ -127,7 +148,15 @@ class Stacked:
         up, measures, tested = (tree.cat(part) for part in zip(*groups, strict=True))
         return Fitted(up, self.method.weight(self.shards.facts(clients.tolist())), measures, tested, images)
 
-    def evaluate(self, round: int, clients: Tensor, download: Download, *, adapt: bool) -> Tree:  # noqa: A002
+    def evaluate(
+        self,
+        round: int,  # noqa: A002
+        clients: Tensor,
+        download: Download,
+        *,
+        adapt: bool,
+        answers: Answers | None = None,
+    ) -> Tree:
         """Return sums [C] of every client's model over its own test images."""
         sums, order = [], self._by_size(clients)
         for places in order.split(self.width):
@@ -137,7 +166,7 @@ class Stacked:
             if adapt:
                 params = self.method.adapt(self.task, own, personal, self._data(members, round))
                 self.tick(len(members), len(clients))
-            sums.append(_test(self.method, self.task, params, self._data(members, round, "test")))
+            sums.append(_test(self.method, self.task, params, self._data(members, round, "test"), answers))
         return tree.rows(tree.cat(sums), order.argsort())
 
     def _by_size(self, clients: Tensor) -> Tensor:
@@ -155,8 +184,8 @@ def _to(value: Tree, shards: Shards) -> Tree:
     return tree.to(value, shards.pool.x.device)
 
 
-def _test(method: Method, task: Task, params: Tree, data: ClientData) -> Tree:
-    """Return what `method.evaluate` counts, summed over all batches, on the host."""
+def _test(method: Method, task: Task, params: Tree, data: ClientData, answers: Answers | None = None) -> Tree:
+    """Return what `method.evaluate` counts, summed over all batches, on the host; `answers` hears each answer."""
     data = data.without_dropout(task.backbone)
     room = max(256, 4096 // len(data.rows)) if data.pool.x.is_cuda else 256
     if data.draws:  # neither the device nor those tested beside a client may decide what it draws
@@ -164,7 +193,9 @@ def _test(method: Method, task: Task, params: Tree, data: ClientData) -> Tree:
     batches = data.batches("test", size=min(room, max(len(rows) for rows in data.rows) or 1), ordered=True)
     with torch.no_grad():
         params = method.prepare(task, params)
-        return tree.to(_sum(method.evaluate(task, params, batch) for batch in batches), "cpu")
+        if answers is None:
+            return tree.to(_sum(method.evaluate(task, params, batch) for batch in batches), "cpu")
+        return tree.to(_sum(answers.evaluate(method, task, params, batch, data.clients) for batch in batches), "cpu")
 
 
 def score_deployed(

@@ -14,16 +14,21 @@ from torch import Tensor
 
 from promptfed.core import extensions, keys, tree
 from promptfed.core.errors import PromptFedError
-from promptfed.core.method import Method, Task, adapts
+from promptfed.core.method import Method, Task, adapts, classifies
 from promptfed.core.protocols import Rng
 from promptfed.core.tree import Tree
 from promptfed.data.batches import Shards
+from promptfed.federation.answers import Answers
 from promptfed.federation.evaluate import Score, local_score, score
+from promptfed.federation.finite import FiniteCheck
 from promptfed.federation.fleet import Fitted, Fleet, score_deployed
 from promptfed.federation.guards import Guards
 from promptfed.federation.sampling import choose
+from promptfed.federation.stopping import Stopping
 from promptfed.federation.store import Store, read_tree, verify, write_tree
+from promptfed.federation.traffic import count_traffic
 from promptfed.results.folder import names
+from promptfed.results.folder.predictions import Predictions
 from promptfed.results.folder.record import Line, Record
 
 
@@ -76,7 +81,10 @@ class Loop:
         record: Record,
         settings: Settings,
         guards: Guards | None = None,
+        stopping: Stopping | None = None,
+        validation: Fleet | None = None,  # the same clients, tested on validation images; None: `fleet` tests on them
     ) -> None:
+        self.stopping, self.validation = stopping, validation
         self.method, self.task, self.fleet, self.shards, self.store = method, task, fleet, shards, store
         self.record, self.settings, self.guards = record, settings, guards or Guards()
         self.device = shards.pool.x.device
@@ -85,9 +93,17 @@ class Loop:
         self.finished = 0
         self._saved = 0
         self._sealing = False  # the round's personal trees are being taken over
-        self._pending_check: _FiniteCheck | None = None
+        self._pending_check: FiniteCheck | None = None
+        self._answers: Answers | None = None  # of the models that the clients deploy
         server = method.init_server(task, rng_for(settings.seed, "server"))
         self.server: Tree = tree.settled(tree.to(server, self.device))
+
+    @property
+    def ended(self) -> bool:
+        """Say whether there is no round left, be it for want of patience."""
+        lines = self.record.rounds
+        stopped = self.stopping is not None and bool(lines) and self.stopping.exhausted(lines)
+        return self.finished >= self.settings.total or stopped
 
     def restore(self, state: Line, *, rewind: bool = True) -> None:
         """Restore a committed state; without `rewind` nothing is written, for readers."""
@@ -125,7 +141,7 @@ class Loop:
 
     def _run(self, save: Callable[[], None], progress: Callable[[Line], None]) -> None:
         next_save = time.monotonic() + self.settings.checkpoint_seconds
-        while self.finished < self.settings.total:
+        while not self.ended:
             server, line = self.round(self.finished)
             with uninterrupted():
                 self._keep(server, self.finished + 1)
@@ -163,6 +179,8 @@ class Loop:
         scores: Line = dict.fromkeys(("loss", "received", "trained", "local", "deployed"))
         if personal:
             scores |= self._personal_scores(server, t, clients, fitted)
+            scores |= self._validation_score(server, t, scores)
+            last = last or self._exhausted(t, scores)
         if last or (evaluated and not personal):
             scores["deployed"] = self._deployed_score(server)
         self._check_finite(server, t, scores["loss"])
@@ -203,12 +221,29 @@ class Loop:
         right, total = torch.zeros(len(self._present(t))), torch.zeros(len(self._present(t)))
         right[clients], total[clients] = fitted.tested["correct"].float(), fitted.tested["count"].float()
         trained, count = score(right.tolist(), total.tolist()), received["count"].tolist()
+        # a single round may be run without a record of those before it
+        before = self.record.rounds[t - 1]["received"] if 0 < t <= len(self.record.rounds) else None
         return {
             "loss": _mean_loss(received),
             "received": score(received["correct"].tolist(), count),
             "trained": trained,
-            "local": local_score(trained, self.record.rounds[t - 1]["received"] if t else None, count),
+            "local": local_score(trained, before, count),
         }
+
+    def _validation_score(self, server: Tree, t: int, scores: Line) -> Line:
+        """Return the received models' score on validation images, if it decides when the run ends."""
+        if self.stopping is None:
+            return {}
+        if self.validation is None:
+            return {"validation": scores["received"] | {"loss": scores["loss"]}}
+        download = partial(self.method.download, self.task, server)
+        sums = self.validation.evaluate(t, self._present(t), download, adapt=False)
+        scored = score(sums["correct"].tolist(), sums["count"].tolist())
+        return {"validation": scored | {"loss": _mean_loss(sums)}}
+
+    def _exhausted(self, t: int, scores: Line) -> bool:
+        lines = [*self.record.rounds[:t], scores | {"round": t + 1}]
+        return self.stopping is not None and self.stopping.exhausted(lines)
 
     def reevaluated(self, line: Line) -> Line:
         """Return the last round's line with the scores of the final state as this loop's method tests it."""
@@ -229,8 +264,14 @@ class Loop:
         """Return the score of the models the clients deploy, if the method adapts what a client received."""
         if not adapts(self.method):
             return None
-        sums = self._evaluate(self.server, self.settings.total, adapt=True)
+        sums = self._evaluate(self.server, self.finished, adapt=True)
         return score(sums["correct"].tolist(), sums["count"].tolist())
+
+    def predictions(self) -> Predictions | None:
+        """Return what the models of the last test answer on the clients' images; `adapted` comes first."""
+        if self._answers is None and classifies(self.method):  # resumed after the last round
+            self._evaluate(self.server, self.finished - 1, adapt=False)
+        return self._answers.predictions() if self._answers else None
 
     def after(self) -> Score | None:
         """Return the score of every client's model after one more local training from the final state."""
@@ -238,28 +279,18 @@ class Loop:
             return None
         download = partial(self.method.download, self.task, self.server)
         parts = [
-            self.fleet.fit(self.settings.total, some, download(some), keep=False).tested
+            self.fleet.fit(self.finished, some, download(some), keep=False).tested
             for some in self.everyone.split(self.settings.per_round or len(self.everyone))
         ]
         sums = tree.cat(parts)
         return score(sums["correct"].tolist(), sums["count"].tolist())
 
     def _traffic(self, down: Tree, up: Tree, clients: Tensor) -> dict[str, int]:
-        """Count numbers per client and bytes of the whole round; `down` and `up` are [C, ...].
-
-        What a method sends `once` is in the bytes of a client's first round only.
-        """
+        """Count what the round sent."""
         once = self.method.traits.once
-        count, often = len(clients), tree.drop(down, once)
         seen = {client for line in self.record.rounds for client in line["clients"]} if once else set()
         first = sum(client not in seen for client in clients.tolist())
-        more_down, more_up = self.guards.traffic(up, count)
-        return {
-            "down_floats": tree.floats(often) // count,
-            "up_floats": tree.floats(up) // count,
-            "down_bytes": tree.nbytes(often) + tree.nbytes(tree.pick(down, once)) // count * first + more_down,
-            "up_bytes": tree.nbytes(up) + more_up,
-        }
+        return count_traffic(down, up, len(clients), first, once, self.guards)
 
     def _check_finite(self, server: Tree, t: int, loss: float | None) -> None:
         """Refuse numbers that are not finite. The check lags one round, so that the host need not wait for a GPU."""
@@ -267,7 +298,7 @@ class Loop:
         if loss is not None and not math.isfinite(loss):
             raise self._diverged(t)
         if server:
-            self._pending_check = _FiniteCheck.begin(
+            self._pending_check = FiniteCheck.begin(
                 t, torch.stack([torch.isfinite(value).all() for value in server.values()])
             )
 
@@ -286,38 +317,16 @@ class Loop:
 
     def _evaluate(self, server: Tree, t: int, *, adapt: bool) -> Tree:
         download = partial(self.method.download, self.task, server)
-        return self.fleet.evaluate(t, self._present(t), download, adapt=adapt)
+        answers = None
+        if (t + 1 >= self.settings.total or self.ended) and adapt == adapts(self.method):  # what the clients deploy
+            answers = self._answers = Answers(self.shards.rows["test"], len(self.task.classes))
+        return self.fleet.evaluate(t, self._present(t), download, adapt=adapt, answers=answers)
 
 
 def _mean_loss(sums: Tree) -> float | None:
     """Return the mean loss over all test images; real sites may keep their losses to themselves."""
     known = "loss" in sums and sums["count"].any()
     return float(sums["loss"].sum() / sums["count"].sum()) if known else None
-
-
-@dataclass(frozen=True)
-class _FiniteCheck:
-    """Whether the numbers after a round are finite; the answer is on its way to the host."""
-
-    round: int
-    each: Tensor
-    arrived: torch.cuda.Event | None  # waiting for it does not wait for what the GPU was given since
-
-    @classmethod
-    def begin(cls, t: int, each: Tensor) -> "_FiniteCheck":
-        """Send the answer to the host without waiting for it."""
-        if not each.is_cuda:
-            return cls(t, each, None)
-        host = torch.empty_like(each, device="cpu", pin_memory=True).copy_(each, non_blocking=True)
-        arrived = torch.cuda.Event()
-        arrived.record()
-        return cls(t, host, arrived)
-
-    def finite(self) -> bool:
-        """Wait for the answer and return it."""
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        return bool(self.each.all())
 
 
 @contextmanager
@@ -334,56 +343,3 @@ def uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
     if pressed:
         raise KeyboardInterrupt
-
-
-def summarise(record: Record, about: Line, adapted: Score | None, after: Score | None, newcomers: int = 0) -> Line:
-    """Return summary.json's content from the lines of all rounds; the last `newcomers` clients get a mean of their own.
-
-    The best round, by the plain mean and by the weighted one, is one in which all clients were there.
-    """
-    rounds = record.rounds
-    last = rounds[-1]
-    everyone = len((last["received"] or {}).get("per_client", ()))
-    scored = [
-        line
-        for line in rounds
-        if line["received"] and line["received"]["mean"] is not None and len(line["received"]["per_client"]) == everyone
-    ]
-    best = max(scored, key=lambda line: line["received"]["mean"], default=last)
-    best_weighted = max(scored, key=lambda line: line["received"]["weighted"], default=last)
-    local = max(
-        (line for line in scored if line.get("local")), key=lambda line: line["local"]["weighted"], default=None
-    )
-    seconds = sum(line["seconds"] for line in rounds)
-    return about | {
-        "accuracy": {
-            **(adapted or last["received"]),
-            "round": last["round"],
-            "best_round": best["round"],
-            "best_mean": best["received"]["mean"],
-            "best_weighted_round": best_weighted["round"],
-            "best_weighted": best_weighted["received"]["weighted"],
-            "best_local_round": local and local["round"],
-            "best_local": local and local["local"]["weighted"],
-            "before": last["received"],
-            "trained": last["trained"],
-            "after": after,
-            "deployed": last["deployed"],
-            **({"newcomers": _mean_of_last(adapted or last["received"], newcomers)} if newcomers else {}),
-        },
-        "traffic": {
-            "down_floats": last["traffic"]["down_floats"],
-            "up_floats": last["traffic"]["up_floats"],
-            "down_bytes": sum(line["traffic"]["down_bytes"] for line in rounds),
-            "up_bytes": sum(line["traffic"]["up_bytes"] for line in rounds),
-        },
-        "seconds": round(seconds, 3),
-        "images_per_second": round(sum(line["images"] for line in rounds) / seconds, 1) if seconds else 0.0,
-    }
-
-
-def _mean_of_last(scored: Score, count: int) -> float | None:
-    each = scored["per_client"]
-    assert isinstance(each, list)
-    known = [value for value in each[-count:] if value is not None]
-    return sum(known) / len(known) if known else None

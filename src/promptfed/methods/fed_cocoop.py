@@ -25,6 +25,7 @@ class FedCoCoOp(Method):
 
     name: ClassVar[str] = "fed-cocoop"
     backbone: ClassVar[str] = "clip"
+    quick: ClassVar = {"evaluate": {"every": 5}}
     traits = Traits(reads="features")
 
     tokens: Count = 16

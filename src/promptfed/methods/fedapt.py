@@ -63,6 +63,7 @@ class FedAPT(Method):
         return Traits(
             reads="features",
             views=unlabelled.VIEWS if self.mode == "unsupervised" else 0,
+            weighs=self.mode == "supervised",
             once=("keys",),
             testing=TESTING,
         )

@@ -15,6 +15,7 @@ class FedAvg(Method):
     """Average the clients' models, weighted by how many images each has."""
 
     name: ClassVar[str] = "fedavg"
+    quick: ClassVar = {"data": {"name": "fashion-shops", "limit": 20}}
 
     lr: Positive = 0.005
     epochs: Whole = 5

@@ -18,6 +18,7 @@ class FedBABU(Method):
     """Average the body under a fixed random head, fine-tune before the test."""
 
     name: ClassVar[str] = "fedbabu"
+    quick: ClassVar = {"data": {"name": "fashion-shops", "limit": 20}}
 
     lr: Positive = 0.01
     epochs: Whole = 5

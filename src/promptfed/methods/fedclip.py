@@ -50,7 +50,8 @@ class FedCLIP(Method):
     @property
     def traits(self) -> Traits:
         """Ask for features and, without labels, for augmented views."""
-        return Traits(reads="features", views=unlabelled.VIEWS if self.mode == "unsupervised" else 0)
+        labelled = self.mode == "supervised"
+        return Traits(reads="features", views=0 if labelled else unlabelled.VIEWS, weighs=labelled)
 
     # -- what is learned, and where it lives ------------------------------------
     def init_server(self, task: Task, rng: Rng) -> Tree:

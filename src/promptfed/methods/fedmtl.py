@@ -22,6 +22,7 @@ class FedMTL(Method):
     """
 
     name: ClassVar[str] = "fedmtl"
+    quick: ClassVar = {"data": {"name": "fashion-shops", "limit": 20}}
     traits = Traits(needs_rows=True)
 
     strength: NonNegative = 0.01

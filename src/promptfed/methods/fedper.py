@@ -15,6 +15,7 @@ class FedPer(Method):
     """Average the body of the network, keep its head."""
 
     name: ClassVar[str] = "fedper"
+    quick: ClassVar = {"data": {"name": "fashion-shops", "limit": 20}}
 
     lr: Positive = 0.005
     epochs: Whole = 5

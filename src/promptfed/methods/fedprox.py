@@ -18,6 +18,7 @@ class FedProx(Method):
     """Average models that a proximal term holds near the one they started from."""
 
     name: ClassVar[str] = "fedprox"
+    quick: ClassVar = {"data": {"name": "fashion-shops", "limit": 20}}
 
     mu: NonNegative = 1e-4
     lr: Positive = 0.005

@@ -17,6 +17,7 @@ class FedRep(Method):
     """Train the head on the received body, then the body under the new head; average the body."""
 
     name: ClassVar[str] = "fedrep"
+    quick: ClassVar = {"data": {"name": "fashion-shops", "limit": 20}}
 
     lr: Positive = 0.01
     epochs: Whole = 5

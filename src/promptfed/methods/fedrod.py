@@ -19,6 +19,7 @@ class FedRoD(Method):
     """Average a body with a balanced head, add a private head that sees the client's own classes."""
 
     name: ClassVar[str] = "fedrod"
+    quick: ClassVar = {"data": {"name": "fashion-shops", "limit": 20}}
 
     lr: Positive = 0.01
     epochs: Whole = 5

@@ -24,6 +24,12 @@ class FedVPTDeep(Method):
 
     name: ClassVar[str] = "fedvpt-d"
     backbone: ClassVar[str] = "vit"
+    quick: ClassVar = {
+        "rounds": 5,
+        "data": {"name": "fashion-shops", "limit": 5},
+        "partition": {"name": "domain"},
+        "evaluate": {"every": 5},
+    }
 
     tokens: Count = 10  # per layer
     lr: Positive = 0.25

@@ -14,6 +14,7 @@ class Local(Method):
     """Train one model per client on its own images alone."""
 
     name: ClassVar[str] = "local"
+    quick: ClassVar = {"data": {"name": "fashion-shops", "limit": 20}}
 
     lr: Positive = 0.005
     epochs: Whole = 5

@@ -21,6 +21,7 @@ class Moon(Method):
     """Average models whose features contrast the received model with the client's last one."""
 
     name: ClassVar[str] = "moon"
+    quick: ClassVar = {"data": {"name": "fashion-shops", "limit": 20}}
 
     mu: NonNegative = 1.0
     temperature: Positive = 1.0

@@ -19,6 +19,7 @@ class PerFedAvg(Method):
     """Average models that are trained to be one step away from every client's own."""
 
     name: ClassVar[str] = "per-fedavg"
+    quick: ClassVar = {"data": {"name": "fashion-shops", "limit": 20}}
 
     lr: Positive = 0.01
     alpha: Positive = 0.01  # of the step to the adapted point, in training and before a test
@@ -55,6 +56,8 @@ class PerFedAvg(Method):
         slopes = torch.autograd.grad(value.sum(), list(params.values()), create_graph=exact, materialize_grads=True)
         if self.clip:
             slopes = tuple(local.clipped(slopes, self.clip, value.dim()))
+        if "rate" in batch:  # a schedule multiplies α as it does β
+            slopes = tuple(local.scaled(slopes, batch["rate"]))
         # w̃ = w − α ∇f(w; D); without a graph of its own the slope is a constant, and ∂w̃/∂w the identity
         adapted = tree.map(lambda w, slope: w - self.alpha * slope, params, dict(zip(params, slopes, strict=True)))
         return self.loss(task, start, adapted, _half(task, batch, 0))

@@ -27,6 +27,12 @@ class PFedPG(Method):
 
     name: ClassVar[str] = "pfedpg"
     backbone: ClassVar[str] = "vit"
+    quick: ClassVar = {
+        "rounds": 5,
+        "data": {"name": "fashion-shops", "limit": 5},
+        "partition": {"name": "domain"},
+        "evaluate": {"every": 5},
+    }
     traits = Traits(needs_rows=True, testing=("test_prompt",))
     presets: ClassVar = {
         "paper": {"optimiser": "sgd", "server_lr": 1e-3},  # as printed; the generator hardly moves in 100 rounds

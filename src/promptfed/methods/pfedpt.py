@@ -26,6 +26,7 @@ class PFedPT(Method):
     """
 
     name: ClassVar[str] = "pfedpt"
+    quick: ClassVar = {"data": {"name": "fashion-shops", "limit": 20}}
     presets: ClassVar = {
         "paper": {"size": 4, "prompt_momentum": 0.0, "lr": 0.005},  # as printed
         "code": {"size": 2, "prompt_momentum": 0.5, "lr": 0.05, "drop_last": True},  # as the published commands run

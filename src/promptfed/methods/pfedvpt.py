@@ -15,8 +15,22 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from promptfed.core import Batch, Count, Data, Method, NonNegative, Positive, Rng, Task, Traits, Tree, Whole
-from promptfed.core import local, ops, tree
+from promptfed.core import (
+    Batch,
+    Count,
+    Data,
+    Method,
+    NonNegative,
+    Positive,
+    Rng,
+    Task,
+    Traits,
+    Tree,
+    Whole,
+    local,
+    ops,
+    tree,
+)
 from promptfed.core.prompts.tokens import init_prompt
 from promptfed.methods.pfedpg import PFedPG
 

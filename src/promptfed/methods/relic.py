@@ -31,6 +31,7 @@ class RELIC(Method):
     backbone: ClassVar[str] = "diffusion"
     # a few photographs each of one thing, which the embedded model has never seen and which has no classes to divide
     recipe: ClassVar = {"partition": {"name": "equal"}, "data": {"only": "Ankle boot"}}
+    quick: ClassVar = {"rounds": 5, "clients": 4, "method": {"repeats": 10}, "evaluate": {"every": 5}}
 
     conditional: bool = True  # a shift and a scale of each client's own make û of u
     align: NonNegative = 0.7  # λ_0, the weight of prototypes in the loss; 0, or not shared: there are none
@@ -58,6 +59,7 @@ class RELIC(Method):
         """Say what prototypes ask of guards: their mean is over those who used a template, the others send zeros."""
         return Traits(
             reads="features",
+            weighs=False,
             needs_rows=self._aligned,
             marks_nothing=self._aligned,
             keeps=("word",) if self.shared else (),

@@ -14,6 +14,7 @@ class SingleSetFull(Method):
     """Fine-tune the whole model per client on its own images alone."""
 
     name: ClassVar[str] = "singleset-full"
+    quick: ClassVar = {"data": {"name": "fashion-shops", "limit": 20}}
 
     lr: Positive = 0.01
     epochs: Whole = 5

@@ -20,6 +20,12 @@ class SingleSetVPT(Method):
 
     name: ClassVar[str] = "singleset-vpt"
     backbone: ClassVar[str] = "vit"
+    quick: ClassVar = {
+        "rounds": 5,
+        "data": {"name": "fashion-shops", "limit": 5},
+        "partition": {"name": "domain"},
+        "evaluate": {"every": 5},
+    }
 
     tokens: Count = 10
     lr: Positive = 0.25

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from promptfed.core.errors import PromptFedError
-from promptfed.core.progress import bar
+from promptfed.core.progress import about_left, bar
 from promptfed.papers.comparison import with_quality
 from promptfed.papers.timing import gpu_load, timed
 from promptfed.results.folder import names
@@ -184,15 +184,8 @@ def _one_by_one(jobs: Sequence[Job]) -> Iterator[tuple[Job, JobResult]]:
     for number, job in enumerate(jobs):
         if sys.stderr.isatty():
             left = (time.monotonic() - began) / number * (len(jobs) - number) if number else None
-            sys.stderr.write(f"[{number + 1}/{len(jobs)}] {job.label}{_about(left)}\n")
+            sys.stderr.write(f"[{number + 1}/{len(jobs)}] {job.label}{about_left(left)}\n")
         yield job, run_job(job)
-
-
-def _about(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"; about {f'{hours} h ' if hours else ''}{minutes} min left" if hours or minutes else "; almost done"
 
 
 def _side_by_side(jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, JobResult]]:

@@ -105,7 +105,7 @@ def toy_loop(
     )
     where = torch.device(device)
     backbone = _toy_backbone(method, data).to(where)
-    plan = Plan(recipe, method, data, _partition(data), Task(backbone, data.classes, len(SIZES)), where)
+    plan = Plan(recipe, method, data, _partition(data), Task(backbone, data.classes, len(SIZES), rounds), where)
     return make_loop(plan, Record.reopen(folder) if folder.exists() else Record.create(folder, "", {}))
 
 

@@ -3,28 +3,38 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from promptfed.core import options
 from promptfed.core.errors import PromptFedError, choice
-from promptfed.core.method import Method
-from promptfed.data.datasets import DATASETS
-from promptfed.data.partition import PARTITIONS
-from promptfed.federation import guards
-from promptfed.runs import nested, registry
+from promptfed.federation import guard_options
+from promptfed.runs import catalogue, nested
 from promptfed.runs.filling import as_table, fill_backbone, fill_method, fill_named, make_method
-from promptfed.runs.fitting import fit_to_data
+from promptfed.runs.learning import check_train, fill_schedule, fill_stop, fill_train
 from promptfed.runs.nested import NestedTable
 from promptfed.runs.recipe import DEFAULTS, PROMPTED, TABLES, EvaluateOptions, FleetOptions
 from promptfed.runs.recipe import Recipe as Recipe
 from promptfed.runs.sources import read_source
 from promptfed.runs.sweeps import combinations
 
+# what a table is usually written for, where that is not its name
+FIRST_KEYS = {"prompt": "kind", "guards": "robust", "train": "augment", "stop": "patience", "evaluate": "split"}
+if TYPE_CHECKING:
+    from promptfed.core.method import Method
+
 
 def load(source: str, overrides: Sequence[str] = ()) -> list[Recipe]:
     """Read a recipe file, a shipped recipe or a method's name, apply `key=value` overrides, and expand sweeps."""
     content, where = read_source(source)
+    if content == {"method": {"name": source}} and not any(word.startswith("data.name") for word in overrides):
+        content = _quick(source)
     return expand(content, overrides, where)
+
+
+def _quick(name: str) -> NestedTable:
+    """Return what a run of a method's bare name on its own data starts from, so that it ends within two minutes."""
+    keys = nested.copied(dict(catalogue.find_method(name.removesuffix(PROMPTED)).quick))
+    return keys | {"method": {"name": name} | keys.get("method", {})}
 
 
 def load_one(source: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -53,32 +63,66 @@ def expand(content: NestedTable, overrides: Sequence[str], where: str) -> list[R
     for key, value in sorted(changes, key=lambda change: not change[0].endswith(".name")):
         part = key.removesuffix(".name")
         table = content.get(part)
-        if key != part and isinstance(table, dict) and table.get("name", DEFAULTS.get(part)) != value:
-            table.clear()  # the other thing's fields mean nothing to the new one
+        renamed = key != part and isinstance(table, dict) and table.get("name", DEFAULTS.get(part)) != value
+        if renamed and part != "schedule":  # the other thing's fields mean nothing to the new one
+            content[part] = {}
         nested.set_key(content, key, value)
     return [resolve(single, where) for single in combinations(content)]
 
 
 def resolve(content: Mapping[str, Any], where: str = "the recipe") -> Recipe:
-    """Return the recipe with every field filled in and checked."""
-    recipe = fit_to_data(_with_backbone(_typed(content, where)), content)
-    _check_clients(recipe)
+    """Return the recipe with every field filled in and checked.
+
+    What is imported only slowly comes last: first all names, keys and types, then the data's code, then torch.
+    """
+    recipe = _with_backbone(_typed(content, where))
     check_device(recipe.device)
+    for part, known in (("data", catalogue.datasets()), ("partition", catalogue.partitions())):
+        fill_named(getattr(recipe, part), part, known)
     method, prompt = fill_method(recipe.method, recipe.prompt)
     recipe = replace(
         recipe,
         method=method,
         prompt=prompt,
-        data=fill_named(recipe.data, "data", DATASETS),
-        partition=fill_named(recipe.partition, "partition", PARTITIONS),
         backbone=fill_backbone(recipe.backbone),
+        schedule=fill_schedule(recipe),
         fleet=as_table(options.make(FleetOptions, recipe.fleet, "fleet")),
         evaluate=as_table(options.make(EvaluateOptions, recipe.evaluate, "evaluate")),
-        guards=guards.filled(recipe.guards),
+        guards=guard_options.filled(recipe.guards),
     )
+    check_train(recipe)
+    recipe = _with_data(replace(recipe, stop=fill_stop(recipe)), content)
+    return _fitting(recipe)
+
+
+def _with_data(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
+    """Return the recipe with its data set and partition filled in, and the clients that suit them."""
+    from promptfed.data.datasets import DATASETS
+    from promptfed.data.partition import PARTITIONS
+    from promptfed.runs.fitting import fit_to_data
+
+    recipe = fit_to_data(recipe, given)
+    _check_clients(recipe)
+    return replace(
+        recipe,
+        data=fill_named(recipe.data, "data", DATASETS),
+        partition=fill_named(recipe.partition, "partition", PARTITIONS),
+    )
+
+
+def _fitting(recipe: Recipe) -> Recipe:
+    """Refuse what does not fit the method itself; this is the first to import torch, when all else is right."""
+    from promptfed.core.method import classifies
+    from promptfed.federation import guards
+
+    made = build_method(recipe)
+    metric = recipe.evaluate["metric"]
+    if metric != "accuracy" and not classifies(made):
+        name = recipe.method["name"]
+        raise PromptFedError(f"evaluate.metric={metric} needs a classifier, which {name} is not; use accuracy.")
     founders = recipe.per_round or recipe.clients - recipe.newcomers
-    guards.check(recipe.guards, build_method(recipe), min(founders, recipe.newcomers or founders))
-    return recipe
+    guards.check(recipe.guards, made, min(founders, recipe.newcomers or founders))
+    return replace(recipe, train=fill_train(recipe, made))
 
 
 def _typed(content: Mapping[str, Any], where: str) -> Recipe:
@@ -92,7 +136,7 @@ def _typed(content: Mapping[str, Any], where: str) -> Recipe:
             raise choice("key", key, hints, where)
         if key in TABLES:
             if not isinstance(value, dict):
-                first = {"prompt": "kind", "guards": "robust"}.get(key, "name")
+                first = FIRST_KEYS.get(key, "name")
                 raise PromptFedError(f"{key} in {where} must be a table: write {key}.{first}={value}.")
             # keys without a name change the embedded default
             given[key] = dict(value) if "name" in value else default[key] | value
@@ -105,7 +149,7 @@ def _method_recipe(content: Mapping[str, Any]) -> Mapping[str, Mapping[str, obje
     """Return the tables that recipes of this recipe's method start from."""
     method = content.get("method")
     name = method.get("name") if isinstance(method, dict) else None
-    return registry.find_method(name.removesuffix(PROMPTED)).recipe if isinstance(name, str) else {}
+    return catalogue.find_method(name.removesuffix(PROMPTED)).recipe if isinstance(name, str) else {}
 
 
 def _with_backbone(recipe: Recipe) -> Recipe:
@@ -113,7 +157,7 @@ def _with_backbone(recipe: Recipe) -> Recipe:
     method = recipe.method.get("name")
     if "name" in recipe.backbone or not isinstance(method, str):
         return recipe
-    kind = registry.find_method(method.removesuffix(PROMPTED))
+    kind = catalogue.find_method(method.removesuffix(PROMPTED))
     return replace(recipe, backbone={"name": kind.backbone} | recipe.backbone)
 
 
@@ -132,7 +176,7 @@ def check_device(device: str) -> None:
         raise choice("device", device, ["auto", "cpu", "cuda"])
 
 
-def build_method(recipe: Recipe) -> Method:
+def build_method(recipe: Recipe) -> "Method":
     """Return the recipe's method."""
     return make_method(recipe.method, recipe.prompt)
 

@@ -9,15 +9,19 @@ from promptfed.core.files import write_text
 from promptfed.core.method import Method, adapts
 from promptfed.core.progress import bar
 from promptfed.federation.evaluate import Score
-from promptfed.federation.loop import Loop, summarise
+from promptfed.federation.loop import Loop
+from promptfed.federation.summarising import summarise
+from promptfed.results import tracking
 from promptfed.results.folder import names
 from promptfed.results.folder.record import Line, Record
 from promptfed.results.report import compare, read_run, write_report
+from promptfed.results.report.notebook import card, describe
 from promptfed.runs import domains, exhibits
 from promptfed.runs.environment import environment, precision
+from promptfed.runs.measuring import measured
 from promptfed.runs.planning import Plan, digests, make_loop, prepare
 from promptfed.runs.recipe import Recipe
-from promptfed.runs.summary import privacy_spent, summary_head
+from promptfed.runs.summary import privacy_spent, stopped_early, summary_head
 
 
 @dataclass(frozen=True)
@@ -32,44 +36,77 @@ class Result:
         """Return the run as a Markdown table."""
         return compare([read_run(self.folder)]).to_markdown()
 
+    def __repr__(self) -> str:
+        return (
+            f"<{describe(read_run(self.folder))}>" if self._readable else f"<{self.folder}, which is no longer there>"
+        )
 
-def start(recipe: Recipe, folder: Path, method: Method | None = None) -> Result:
-    """Run a recipe in a new folder."""
+    def _repr_markdown_(self) -> str | None:
+        return self.table() if self._readable else None
+
+    def _repr_html_(self) -> str | None:
+        return card(read_run(self.folder)) if self._readable else None
+
+    @property
+    def _readable(self) -> bool:
+        """Whether the folder is still there: to show a result must never fail."""
+        return all((self.folder / name).is_file() for name in (names.RECIPE, names.ROUNDS))
+
+
+def start(recipe: Recipe, folder: Path, method: Method | None = None, track: tuple[str, ...] = ()) -> Result:
+    """Run a recipe in a new folder, followed by the trackers named in `track`."""
+    tracking.check(track)
     plan = prepare(recipe, method, None)
     record = Record(folder)
     loop = make_loop(plan, record)
     loop.store.get(0)  # a method that does not fit the images says so before anything is written
     record.begin(recipe.to_toml(), environment(plan.device), own=recipe.own_images)
     plan.partition.save(folder / names.PARTITION, plan.dataset)
-    return execute(plan, loop)
+    return execute(plan, loop, track)
 
 
-def execute(plan: Plan, loop: Loop) -> Result:
+def execute(plan: Plan, loop: Loop, track: tuple[str, ...] = ()) -> Result:
     """Run the remaining rounds, then write the summary, pictures and report, while no other process writes there."""
     with loop.record.held():
-        summary = _complete(plan, loop)
+        summary = _complete(plan, loop, track)
     return Result(loop.record.folder, loop.record.rounds, summary)
 
 
-def _complete(plan: Plan, loop: Loop) -> Line:
-    recipe, record = plan.recipe, loop.record
-    with precision(str(recipe.fleet["precision"])):
+def _complete(plan: Plan, loop: Loop, track: tuple[str, ...]) -> Line:
+    record = loop.record
+    with precision(str(plan.recipe.fleet["precision"])):
         sources = digests(plan)
         _restore(plan, loop, sources)
-        with bar(f"{recipe.method['name']}", loop.settings.total) as advance:
-            advance(loop.finished)
-            loop.fleet.tick = lambda more, of: advance(more / of)
-            loop.run(lambda: loop.save(recipe.hash, plan.partition.hash, sources), lambda line: advance(0, _note(line)))
-        head = summary_head(recipe, plan.partition.hash, str(plan.device)) | privacy_spent(loop, recipe.rounds)
-        if "stopped" in head:
-            sys.stderr.write(head["stopped"] + "\n")
-        summary = summarise(record, head, *_last_tests(loop), recipe.newcomers)
-    record.finish(summary)
+        with tracking.follow(record.folder, track) as following:
+            summary = _finish_rounds(plan, loop, sources, following)
+            record.finish(summary)
+            following.finish(summary)
     exhibits.write_figures(loop, record.folder / names.FIGURES, plan.dataset)
     domains.show(loop, plan.dataset, record.folder)
     exhibits.draw_prompts(loop, record.folder / names.PICTURES, plan.dataset)
     write_report([record.folder])
     return summary
+
+
+def _finish_rounds(plan: Plan, loop: Loop, sources: Mapping[str, str], following: tracking.Following) -> Line:
+    """Run the remaining rounds and the last tests; return the summary."""
+    recipe, record = plan.recipe, loop.record
+    for line in record.rounds:  # of a resumed run; what a tracker has, it does not get again
+        following.log(line)
+
+    def finished(line: Line) -> None:
+        advance(0, _note(line))
+        following.log(line)
+
+    with bar(f"{recipe.method['name']}", loop.settings.total) as advance:
+        advance(loop.finished)
+        loop.fleet.tick = lambda more, of: advance(more / of)
+        loop.run(lambda: loop.save(recipe.hash, plan.partition.hash, sources), finished)
+    head = summary_head(recipe, plan.partition.hash, str(plan.device))
+    head |= privacy_spent(loop, recipe.rounds) | stopped_early(loop)
+    if "stopped" in head:
+        sys.stderr.write(head["stopped"] + "\n")
+    return summarise(record, head, *_last_tests(loop), recipe.newcomers) | measured(loop, recipe)
 
 
 def _restore(plan: Plan, loop: Loop, sources: Mapping[str, str]) -> None:
@@ -82,7 +119,7 @@ def _restore(plan: Plan, loop: Loop, sources: Mapping[str, str]) -> None:
         loop.restore(state)
     stored = record.folder / names.RECIPE
     if stored.read_text(encoding="utf-8") != recipe.to_toml():  # resumed for more rounds, or on another device
-        for stale in (names.SUMMARY, names.FIGURES):
+        for stale in (names.SUMMARY, names.FIGURES, names.PREDICTIONS):
             (record.folder / stale).unlink(missing_ok=True)
         write_text(stored, recipe.to_toml())
 
@@ -99,4 +136,6 @@ def _last_tests(loop: Loop) -> tuple[Score | None, Score | None]:
 
 def _note(line: Line) -> str:
     mean = line["received"] and line["received"]["mean"]
-    return "" if mean is None else f"accuracy {100 * mean:.1f} %"
+    valid = line.get("validation", {}).get("mean")
+    shown = [("accuracy", mean), ("validation", valid)]
+    return ", ".join(f"{what} {100 * value:.1f} %" for what, value in shown if value is not None)

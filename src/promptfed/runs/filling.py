@@ -2,16 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from promptfed.backbones import BACKBONES
 from promptfed.core import options
 from promptfed.core.errors import PromptFedError, choice
-from promptfed.core.method import Method
-from promptfed.methods.with_frame import WithFrame
-from promptfed.runs import registry
+from promptfed.runs import catalogue, registry
 from promptfed.runs.nested import NestedTable
 from promptfed.runs.recipe import PROMPTED
+
+if TYPE_CHECKING:
+    from promptfed.core.method import Method
+    from promptfed.methods.with_frame import WithFrame
 
 
 def fill_named(table: NestedTable, what: str, known: Mapping[str, type]) -> NestedTable:
@@ -38,30 +39,30 @@ def fill_named(table: NestedTable, what: str, known: Mapping[str, type]) -> Nest
 def fill_backbone(table: NestedTable) -> NestedTable:
     """Fill in a backbone's options; it is built once the images' size is known."""
     name, given = _named(table, "backbone")
-    if name not in BACKBONES:
-        raise choice("backbone", name, BACKBONES, "the recipe")
+    known = catalogue.backbones()
+    if name not in known:
+        raise choice("backbone", name, known, "the recipe")
     fixed = {"shape": None, "classes": None, "names": None}
-    return (
-        {"name": name} | options.defaults(BACKBONES[name]) | options.checked(BACKBONES[name], given, "backbone", fixed)
-    )
+    return {"name": name} | options.defaults(known[name]) | options.checked(known[name], given, "backbone", fixed)
 
 
 def fill_method(table: NestedTable, prompt: NestedTable) -> tuple[NestedTable, NestedTable]:
     """Fill in a method's options, and those of its visual prompt if it has one; the method's name then ends in it."""
     name, given = _named(table, "method")
     plain = name.removesuffix(PROMPTED)
-    kind = registry.find_method(plain)
+    wrapped = bool(prompt) or name != plain
+    kind: type[Any] = registry.find_method(plain) if wrapped else catalogue.find_method(plain)
     preset = given.pop("preset", None)
     if preset is not None:
         if preset not in kind.presets:
             raise choice("preset", str(preset), kind.presets, f"method {name}")
         given = {**kind.presets[str(preset)], **given}
     made = options.make(kind, given, "method")
-    if not prompt and name == plain:
+    if not wrapped:
         return {"name": name} | as_table(made), {}
-    wrapped = as_table(_prompted(made, _sized(prompt)))
-    del wrapped["inner"]
-    return {"name": plain + PROMPTED} | as_table(made), wrapped
+    frame = as_table(_prompted(made, _sized(prompt)))
+    del frame["inner"]
+    return {"name": plain + PROMPTED} | as_table(made), frame
 
 
 def _sized(prompt: NestedTable) -> NestedTable:
@@ -73,15 +74,17 @@ def _sized(prompt: NestedTable) -> NestedTable:
     return {"size" if key == "pad" else key: value for key, value in prompt.items()}
 
 
-def make_method(table: NestedTable, prompt: NestedTable) -> Method:
+def make_method(table: NestedTable, prompt: NestedTable) -> "Method":
     """Return the method of a [method] table, with the visual prompt of a [prompt] table if there is one."""
     name, given = _named(table, "method")
     method = options.make(registry.find_method(name.removesuffix(PROMPTED)), given, "method")
     return _prompted(method, prompt) if prompt else method
 
 
-def _prompted(method: Method, prompt: NestedTable) -> WithFrame:
+def _prompted(method: "Method", prompt: NestedTable) -> "WithFrame":
     """Return the method with a visual prompt, or refuse a method that cannot have one."""
+    from promptfed.methods.with_frame import WithFrame
+
     if "prompt" in options.hints(type(method)):
         raise PromptFedError(f"{method.name} has a prompt of its own: set method.prompt and method.size, not [prompt].")
     if method.traits.reads == "features":

@@ -26,6 +26,7 @@ from promptfed.results.folder.parts import read_summary
 from promptfed.results.folder.record import Line, Record, over_sites
 from promptfed.runs import config, planning
 from promptfed.runs.config import Recipe
+from promptfed.runs.learning import training_of
 from promptfed.runs.planning import Plan
 
 UNKNOWN = (32, 32)  # the size of images that are not needed; a model draws pictures of its own size
@@ -151,13 +152,18 @@ class FinishedRun:
     def facts(self, client: int) -> Tree:
         """Return what a client knows of itself."""
         self.check_client(client)
+        if self.recipe.stop:  # some of its training images were kept for validation
+            return tree.row(self.loop.shards.facts([client]), 0)
         return tree.row(self._facts, client)
 
     def data(self, client: int, t: int) -> ClientData:
         """Return a client's training data in round `t`; whoever asks it for no batch loads no image."""
+        if self.recipe.stop:
+            return self.loop.shards.data([client], t, stacked=False)
         rows, draws = self.described.partition.train, self.method.draws(self.task)
         pool, most = LatePool(lambda: self.loop.shards.pool), max(map(len, rows))
-        return ClientData(pool, self.recipe.seed, t, (client,), (rows[client],), False, draws, self.facts(client), most)
+        own, facts, training = (rows[client],), self.facts(client), training_of(self.recipe)
+        return ClientData(pool, self.recipe.seed, t, (client,), own, False, draws, facts, most, training=training)
 
     def own(self, client: int) -> tuple[Tree, Tree]:
         """Return what a client receives from the server now, and its personal tree."""
@@ -248,7 +254,7 @@ def train_again(loop: Loop, clients: Sequence[int], *, keep: bool = False) -> It
         for first in range(0, len(clients), width):
             some = torch.tensor(clients[first : first + width])
             down = loop.method.download(loop.task, loop.server, some)
-            up = loop.fleet.fit(loop.settings.total, some, down, keep=keep, test=False).up
+            up = loop.fleet.fit(loop.finished, some, down, keep=keep, test=False).up
             for number, client in enumerate(some.tolist()):
                 yield client, tree.row(down, number), tree.row(up, number), weights[first + number]
             advance(len(some))

@@ -1,27 +1,29 @@
 """What a recipe leaves open and its data decide: the partition, and the number of clients."""
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from promptfed.core.errors import PromptFedError, choice
-from promptfed.data.datasets import DATASETS, CsvFile, Folder, find_dataset
+from promptfed.data.datasets import DATASETS, find_dataset
 from promptfed.data.domain_partitioners import Domain
-from promptfed.data.facts import find_domains, list_photos
+from promptfed.data.facts import OWN_KINDS, find_domains, own_photos
+from promptfed.data.parquet import HubParquet
 from promptfed.data.partition import PARTITIONS
 from promptfed.data.partitioners import Dirichlet
 from promptfed.data.photos import Photo
 from promptfed.runs.filling import fill_named
 from promptfed.runs.recipe import Recipe
 
-LISTED = (Folder.name, CsvFile.name)  # a user's own photographs, which are listed before they are read
+LISTED = tuple(kind.name for kind in OWN_KINDS)  # a user's own photographs, which are listed before they are read
 IMAGES_EACH = 10  # a client should have so many training images, where the number of clients is not given
 
 
 def fit_to_data(recipe: Recipe, given: Container[str]) -> Recipe:
     """Return the recipe with the partition and the number of clients that suit its data, where they are not `given`."""
     kind, _, path = str(recipe.data.get("name")).partition(":")
-    if "partition" not in given and kind in LISTED and Path(path).expanduser().exists():
+    here = kind == HubParquet.name or Path(path).expanduser().exists()
+    if "partition" not in given and kind in LISTED and path and here:
         recipe = _divided(recipe, given)
     if "clients" not in given and recipe.partition.get("name") == Domain.name:
         recipe = _one_per_domain(recipe)
@@ -31,7 +33,8 @@ def fit_to_data(recipe: Recipe, given: Container[str]) -> Recipe:
 def _divided(recipe: Recipe, given: Container[str]) -> Recipe:
     """Return the recipe with one client per site, if its photographs come from several, else with what suits them."""
     options = fill_named(recipe.data, "data", DATASETS)
-    photos = list_photos(find_dataset(str(options.pop("name")), options)) or []
+    own = own_photos(find_dataset(str(options.pop("name")), options))
+    photos = own.album().photos if own else ()
     sites = len({photo.domain for photo in photos})
     if sites > 1 and ("clients" not in given or recipe.clients == sites):
         return replace(recipe, partition={"name": Domain.name})
@@ -42,7 +45,7 @@ def _divided(recipe: Recipe, given: Container[str]) -> Recipe:
     return recipe if "clients" in given else replace(recipe, clients=_suitable(photos, recipe.clients))
 
 
-def _suitable(photos: list[Photo], most: int) -> int:
+def _suitable(photos: Sequence[Photo], most: int) -> int:
     """Return how many clients the photographs suffice for, from 1 to `most`."""
     training = sum(photo.trains for photo in photos)
     return max(1, min(most, training // IMAGES_EACH))

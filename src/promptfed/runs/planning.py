@@ -31,6 +31,7 @@ from promptfed.federation.sampling import choose
 from promptfed.federation.store import Store
 from promptfed.results.folder.record import Record
 from promptfed.runs import config
+from promptfed.runs.learning import held_out, stopping_of, training_of
 from promptfed.runs.recipe import EvaluateOptions, FleetOptions, Recipe
 
 IMAGES, WEIGHTS = "images", "frozen weights"  # what a checkpoint has digests of
@@ -119,7 +120,7 @@ def make_task(recipe: Recipe, sides: tuple[int, int], classes: tuple[str, ...], 
     if "names" in options.hints(kind):  # a text tower reads the classes' names
         fixed["names"] = classes
     backbone: Any = options.make(kind, given, "backbone", fixed)
-    return Task(backbone.to(device), classes, recipe.clients - recipe.newcomers)
+    return Task(backbone.to(device), classes, recipe.clients - recipe.newcomers, recipe.rounds)
 
 
 def task_for(method: Method, task: Task) -> Task:
@@ -133,9 +134,13 @@ def make_loop(plan: Plan, record: Record, *, secret_draw: bool = True) -> Loop:
     fleet_options = options.make(FleetOptions, recipe.fleet, "fleet")
     evaluate = options.make(EvaluateOptions, recipe.evaluate, "evaluate")
     pool = _pool(plan)
-    shards = Shards(
-        pool, plan.partition.train, plan.partition.test, recipe.seed, method.draws(task), _unseen(recipe, dataset)
-    )
+    partition, validation = held_out(recipe, plan.partition, dataset)
+
+    def shards_of(dealt: Partition) -> Shards:
+        draws, unseen = method.draws(task), _unseen(recipe, dataset)
+        return Shards(pool, dealt.train, dealt.test, recipe.seed, draws, unseen, training_of(recipe))
+
+    shards = shards_of(partition)
 
     def fresh(client: int) -> Tree:
         data = shards.data([client], 0, stacked=False)
@@ -143,9 +148,11 @@ def make_loop(plan: Plan, record: Record, *, secret_draw: bool = True) -> Loop:
 
     store = Store(fresh, record.checkpoint, fleet_options.memory_mb)
     stacked = fleet_options.name == "stacked" or (fleet_options.name == "auto" and plan.device.type == "cuda")
-    fleet: Fleet = OneByOne(method, task, shards, store)
-    if stacked:
-        fleet = Stacked(method, task, shards, store, fleet_options.width or recipe.per_round or recipe.clients)
+    width = fleet_options.width or recipe.per_round or recipe.clients
+
+    def fleet_of(own: Shards) -> Fleet:
+        return Stacked(method, task, own, store, width) if stacked else OneByOne(method, task, own, store)
+
     founders = recipe.clients - recipe.newcomers
     guarded = guards.build(
         recipe.guards, method, recipe.seed, founders, recipe.per_round or founders, secret_draw=secret_draw
@@ -164,7 +171,18 @@ def make_loop(plan: Plan, record: Record, *, secret_draw: bool = True) -> Loop:
         dataset.domain_names,
         groups,
     )
-    return Loop(method, task, fleet, shards, store, record, settings, guarded)
+    return Loop(
+        method,
+        task,
+        fleet_of(shards),
+        shards,
+        store,
+        record,
+        settings,
+        guarded,
+        stopping_of(recipe),
+        fleet_of(shards_of(validation)) if validation else None,
+    )
 
 
 def _unseen(recipe: Recipe, dataset: Dataset) -> list[NDArray[np.int64]]:

@@ -6,13 +6,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from promptfed.core.options import Count, NonNegative, Whole
-from promptfed.federation import guards
-from promptfed.methods.with_frame import WithFrame
+from promptfed.core.schedule import PACED
+from promptfed.federation import guard_options
 from promptfed.results.recipe_keys import PLACE
-from promptfed.runs import nested
+from promptfed.runs import nested, registry
 from promptfed.runs.nested import NestedTable
 
-PROMPTED = f"+{WithFrame.name}"  # ends the name of a method whose images have a visual prompt
+PROMPTED = f"+{registry.WRAPPER}"  # ends the name of a method whose images have a visual prompt
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class EvaluateOptions:
     personal: bool = True  # false: before the last round, evaluate only the server's own model
     after: bool = True  # at the end, also evaluate every client after one more local training
     split: Literal["test", "val"] = "test"  # val: choose settings on validation images, never on test images
+    metric: Literal["accuracy", "balanced_accuracy", "macro_f1", "auroc", "ece"] = "accuracy"  # what comes first
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,9 @@ class Recipe:
     partition: NestedTable = field(default_factory=lambda: {"name": "pathological", "classes_per_client": 5})
     prompt: NestedTable = field(default_factory=dict)  # a visual prompt around the method's images; empty: none
     backbone: NestedTable = field(default_factory=dict)  # empty: the method's default
+    schedule: NestedTable = field(default_factory=dict)  # of all learning rates over the rounds; empty: constant
+    train: NestedTable = field(default_factory=dict)  # what is done to training images; empty: nothing
+    stop: NestedTable = field(default_factory=dict)  # when validation images gain no more; empty: after the last round
     fleet: NestedTable = field(default_factory=lambda: {"name": "auto"})
     evaluate: NestedTable = field(default_factory=dict)
     guards: NestedTable = field(default_factory=dict)  # empty: none
@@ -72,8 +76,12 @@ class Recipe:
 
     @property
     def hash(self) -> str:
-        """Return the fingerprint of all that decides the numbers; the length and the place of the run do not."""
-        content = asdict(self) | PLACE | {"rounds": 1, "guards": guards.deciding(self.guards)}
+        """Return the fingerprint of all that decides the numbers; the place of the run does not.
+
+        Nor does its length, unless the learning rates fall towards the last round.
+        """
+        rounds = self.rounds if self.schedule.get("name") in PACED else 1
+        content = asdict(self) | PLACE | {"rounds": rounds, "guards": guard_options.deciding(self.guards)}
         owners = "", str(self.method.get("name")).removesuffix(PROMPTED), self.partition.get("name")
         for key, default in ADDED_KEYS.items():
             owner, _, path = key.rpartition(":")
@@ -96,6 +104,7 @@ ADDED_KEYS = {
     "partition.unseen": "",
     "partition.draw": "seed",
     "pfllib-iid:partition.balanced": False,
+    "evaluate.metric": "accuracy",
     "method.tune_epochs": 0,
     "method.test_prompt": "own",
     "per-fedavg:method.drop_last": False,
@@ -105,7 +114,8 @@ ADDED_KEYS = {
 DEFAULTS = {
     part: table["name"] for part, table in asdict(Recipe()).items() if isinstance(table, dict) and "name" in table
 }
-TABLES = ("method", "prompt", "data", "partition", "backbone", "fleet", "evaluate", "guards")
+LEARNING = ("schedule", "train", "stop")  # how a run learns, whatever its method
+TABLES = ("method", "prompt", "data", "partition", "backbone", *LEARNING, "fleet", "evaluate", "guards")
 
 
 def differences(one: Recipe, other: Recipe, ignored: Collection[str] = PLACE) -> dict[str, tuple[object, object]]:

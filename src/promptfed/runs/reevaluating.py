@@ -26,7 +26,7 @@ def reevaluate(source: Path, recipe: Recipe, folder: Path) -> Result:
     state = old.state(stored.hash, plan.partition.hash, sources)
     record = Record(folder)
     loop = make_loop(plan, record)
-    if state is None or state["round"] != loop.settings.total:
+    if state is None or not (source / names.SUMMARY).is_file():
         raise PromptFedError(f"{source} is not finished; resume it first.")
     old.read(state["round"])
     record.begin(recipe.to_toml(), environment(plan.device), own=recipe.own_images)

@@ -2,33 +2,44 @@
 
 import importlib
 import pkgutil
+import sys
+from collections.abc import Collection
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import promptfed.methods
 from promptfed.core.errors import PromptFedError, choice
-from promptfed.core.method import Method
-from promptfed.methods.with_frame import WithFrame
 from promptfed.runs.cells import SUFFIX, TableCell, read_cells
 
+if TYPE_CHECKING:
+    from promptfed.core.method import Method
+
 RECIPES = Path(__file__).parent / "recipes"
+WRAPPER = "pt"  # the name of WithFrame, which is no method by itself: it needs one to wrap
 
 
-def methods() -> dict[str, type[Method]]:
+def methods() -> "dict[str, type[Method]]":
     """Return every method by name: the package's own, then those that other packages register as entry points."""
+    from promptfed.core.method import Method
+
     found: dict[str, type[Method]] = {}
     for module in pkgutil.iter_modules(promptfed.methods.__path__):
         names = vars(importlib.import_module(f"promptfed.methods.{module.name}")).values()
         for kind in names:
             own = isinstance(kind, type) and issubclass(kind, Method) and kind.__module__.endswith(module.name)
-            if own and kind is not WithFrame:  # it needs a method to wrap
+            if own and kind.name != WRAPPER:
                 found[kind.name] = kind
+    return found | {name: point.load() for name, point in announced(found).items()}
+
+
+def announced(own: Collection[str]) -> dict[str, EntryPoint]:
+    """Return the methods that other packages register, not yet imported; none may have the name of an `own` one."""
     for point in _announced():
-        if point.name in found:
+        if point.name in own:
             raise PromptFedError(f'Two methods are called "{point.name}"; one of them is {point.value}.')
-        found[point.name] = point.load()
-    return found
+    return {point.name: point for point in _announced()}
 
 
 @cache  # searching all installed packages takes longer than reading a recipe
@@ -36,21 +47,25 @@ def _announced() -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group="promptfed.methods"))
 
 
-def find_method(name: str) -> type[Method]:
+def find_method(name: str) -> "type[Method]":
     """Return the method of that name, or the class at a dotted path such as "pkg.mine:MyMethod"."""
+    from promptfed.core.method import Method
+
     if ":" not in name:
         known = methods()
         if name not in known:
             raise choice("method", name, known)
         return known[name]
     module, _, attribute = name.partition(":")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)  # last, so that a file in the current folder hides no installed package
     try:
         kind = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise PromptFedError(f'There is no method "{name}": {error}.') from error
     if not (isinstance(kind, type) and issubclass(kind, Method)):
         raise PromptFedError(f'"{name}" is not a method: it must be a subclass of promptfed.Method.')
-    if issubclass(kind, WithFrame):
+    if kind.name == WRAPPER:
         raise PromptFedError(f"{name} wraps another method; run that method, with prompt.kind.")
     return kind
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from promptfed.core.errors import PromptFedError
 from promptfed.core.method import Method
+from promptfed.results import tracking
 from promptfed.results.folder import names
 from promptfed.results.folder.parts import read_summary
 from promptfed.results.folder.record import Record, over_sites
@@ -15,13 +16,18 @@ from promptfed.runs.planning import make_loop, prepare
 from promptfed.runs.recipe import Recipe, first_difference
 
 
-def start_or_resume(recipe: Recipe, folder: Path) -> Result:
+def start_or_resume(recipe: Recipe, folder: Path, track: tuple[str, ...] = ()) -> Result:
     """Resume the run in `folder`, if there is one, or start it."""
-    return resume(folder, recipe) if (folder / names.RECIPE).is_file() else execution.start(recipe, folder)
+    if (folder / names.RECIPE).is_file():
+        return resume(folder, recipe, track=track)
+    return execution.start(recipe, folder, track=track)
 
 
-def resume(folder: Path, recipe: Recipe | None = None, method: Method | None = None) -> Result:
+def resume(
+    folder: Path, recipe: Recipe | None = None, method: Method | None = None, track: tuple[str, ...] = ()
+) -> Result:
     """Resume the run in `folder`; a recipe given with it must be the run's own, but may ask for more rounds."""
+    tracking.check(track)
     record = Record.reopen(folder)
     if over_sites(folder):
         raise PromptFedError(f"{folder} is a run over sites; resume it with promptfed sites run --resume {folder}.")
@@ -50,7 +56,7 @@ def resume(folder: Path, recipe: Recipe | None = None, method: Method | None = N
     plan = prepare(stored, method, folder / names.PARTITION)
     if not (folder / names.PARTITION).exists():
         plan.partition.save(folder / names.PARTITION, plan.dataset)
-    return execution.execute(plan, make_loop(plan, record))
+    return execution.execute(plan, make_loop(plan, record), track)
 
 
 def _raised(stored: Recipe, wanted: Recipe) -> bool:

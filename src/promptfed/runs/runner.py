@@ -20,12 +20,14 @@ def run(
     out: str | Path | None = None,
     resume: str | Path | None = None,
     overrides: tuple[str, ...] = (),
+    track: str | tuple[str, ...] = (),
     **changes: Any,
 ) -> Result:
     """Run a recipe, a method by name or a method of your own, and return what came out.
 
     Changes are recipe keys: `run("pfedpt", rounds=8, clients=6, method={"lr": 0.01})`. Without `out` the run folder is
     `runs/METHOD-DATASET-N`. With `resume` the run in that folder is continued from where it stopped.
+    `track` names trackers that follow it, such as "tensorboard".
     """
     if isinstance(source, type):
         raise PromptFedError(f"Run a method's object, not its class: give {source.__name__}().")
@@ -38,9 +40,10 @@ def run(
         words = [*overrides, *_words(changes)]
         name = source if isinstance(source, str) else f"{type(source).__module__}:{type(source).__qualname__}"
         recipe = config.load_one(name, words if own is None else [*_fields(own), *words])
+    trackers = (track,) if isinstance(track, str) else tuple(track)
     if resume is not None:
-        return resuming.resume(Path(resume), recipe, own)
-    return execution.start(recipe, Path(out) if out is not None else default_folder(recipe), own)
+        return resuming.resume(Path(resume), recipe, own, trackers)
+    return execution.start(recipe, Path(out) if out is not None else default_folder(recipe), own, trackers)
 
 
 def _words(changes: Mapping[str, Any]) -> list[str]:

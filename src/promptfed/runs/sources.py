@@ -4,7 +4,7 @@ import tomllib
 from pathlib import Path
 
 from promptfed.core.errors import PromptFedError, choice
-from promptfed.runs import registry
+from promptfed.runs import catalogue, registry
 from promptfed.runs.cells import SUFFIX, TableCell
 from promptfed.runs.nested import NestedTable
 from promptfed.runs.recipe import PROMPTED
@@ -31,12 +31,12 @@ def read_source(source: str) -> tuple[NestedTable, str]:
 
 def _check_method(source: str) -> None:
     """Refuse a name that is neither a method nor a recipe; a dotted path is looked up later."""
-    methods = registry.methods()
+    methods = catalogue.method_names()
     if ":" in source or source.removesuffix(PROMPTED) in methods:
         return
     # the cells of tables all have a slash in their names: only then are the tables worth reading
     recipes = registry.recipes() if "/" in source else registry.single_recipes()
-    raise choice("method or recipe", source, {**methods, **recipes})
+    raise choice("method or recipe", source, [*methods, *recipes])
 
 
 def describe(name: str) -> tuple[str, NestedTable]:

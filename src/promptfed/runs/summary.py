@@ -34,3 +34,19 @@ def privacy_spent(loop: Loop, asked: int, who: str = "client") -> Line:
         "stopped": f"Stopped after round {loop.settings.rounds} of {asked}: one more would take a {who} beyond "
         f"guards.budget={accountant.budget:g}, from ε={max(epsilon):.3g} at δ={accountant.delta:g}."
     }
+
+
+def stopped_early(loop: Loop) -> Line:
+    """Return which round was best on validation images, with its scores; and why the run ended, if it ended early."""
+    if loop.stopping is None:
+        return {}
+    last, best = loop.record.rounds[-1], loop.stopping.best(loop.record.rounds)
+    if best is None:
+        return {}
+    found: Line = {"validation": {"round": best["round"]} | {key: best[key] for key in ("validation", "received")}}
+    if last["round"] >= loop.settings.total:
+        return found
+    return found | {
+        "stopped": f"Stopped after round {last['round']} of {loop.settings.rounds}: validation images gained nothing "
+        f"since round {best['round']} (stop.patience={loop.stopping.patience})."
+    }

@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 from itertools import product
 
-from promptfed.backbones import BACKBONES
 from promptfed.core import options
 from promptfed.core.errors import PromptFedError
-from promptfed.runs import nested, registry
+from promptfed.runs import catalogue, nested
 from promptfed.runs.nested import NestedTable
 from promptfed.runs.recipe import PROMPTED, Recipe
 
@@ -32,8 +31,11 @@ def _is_list_field(content: NestedTable, path: tuple[str, ...]) -> bool:
     method = (table if isinstance(table, dict) else {}).get("name", Recipe().method["name"])
     name = content[path[0]].get("name", method if path[0] == "method" else None)
     if name is None and isinstance(method, str):
-        name = registry.find_method(method.removesuffix(PROMPTED)).backbone
+        name = catalogue.find_method(method.removesuffix(PROMPTED)).backbone
     if not isinstance(name, str):
         return False
-    kind = BACKBONES.get(name) if path[0] == "backbone" else registry.find_method(name.removesuffix(PROMPTED))
+    if path[0] == "backbone":
+        kind = catalogue.backbones().get(name)
+    else:
+        kind = catalogue.find_method(name.removesuffix(PROMPTED))
     return kind is not None and str(options.hints(kind).get(path[1], "")).startswith("tuple")

@@ -99,7 +99,8 @@ def build_client_run(recipe: Recipe, dataset: Dataset, client: int, device: str,
     method, (train,), (test,) = plan.method, plan.partition.train, plan.partition.test
     alone = make_loop(plan, Record(folder), secret_draw=False)
     count = recipe.clients
-    shards = Shards(alone.shards.pool, [train] * count, [test] * count, recipe.seed, alone.shards.draws)
+    shared = alone.shards
+    shards = Shards(shared.pool, [train] * count, [test] * count, recipe.seed, shared.draws, training=shared.training)
 
     def begin(number: int) -> Tree:
         return method.init_client(alone.task, shards.data([number], 0, stacked=False), rng_for(recipe.seed, number))

@@ -27,7 +27,8 @@ from promptfed.federation import guards
 from promptfed.federation.guards import Guards
 from promptfed.federation.guards.guard import Handed
 from promptfed.federation.guards.secure import SecureSum
-from promptfed.federation.loop import Aggregate, Loop, Settings, summarise
+from promptfed.federation.loop import Aggregate, Loop, Settings
+from promptfed.federation.summarising import summarise
 from promptfed.results.folder import names
 from promptfed.results.folder.record import Line, Record
 from promptfed.results.report import write_report
@@ -127,6 +128,12 @@ def create(folder: Path, recipe: Recipe, federation: Federation) -> None:
     """Create a run folder."""
     if recipe.sampling != "uniform":
         raise PromptFedError(f"sampling={recipe.sampling} is not supported over sites; set sampling=uniform.")
+    if (metric := recipe.evaluate["metric"]) != "accuracy":
+        raise PromptFedError(
+            f"evaluate.metric={metric} needs the answer for every test image, which never leaves a site; use accuracy."
+        )
+    if recipe.stop:
+        raise PromptFedError("stop.patience is not supported over sites; leave it out, and set rounds.")
     if recipe.guards.get("noise") and recipe.guards["entropy"] != "system":
         raise PromptFedError("Over sites, noise must be drawn at the site; set guards.entropy=system.")
     present = min(federation.needed, recipe.per_round or recipe.clients - recipe.newcomers)

@@ -14,6 +14,7 @@ from promptfed.core import tree
 from promptfed.core.errors import PromptFedError
 from promptfed.core.files import write_json
 from promptfed.core.tree import Tree
+from promptfed.federation.answers import Answers
 from promptfed.federation.fleet import QUIET, Download, Fitted
 from promptfed.results.folder import names
 from promptfed.sites import wire
@@ -172,7 +173,15 @@ class RemoteFleet:
         """Return whose answers of the last round may have broken the server's model; masks hide which."""
         return self.answered.tolist() if self.guard is not None else self.plausibility.suspects()
 
-    def evaluate(self, round: int, clients: Tensor, download: Download, *, adapt: bool) -> Tree:  # noqa: A002
+    def evaluate(
+        self,
+        round: int,  # noqa: A002
+        clients: Tensor,
+        download: Download,
+        *,
+        adapt: bool,
+        answers: Answers | None = None,  # hears nothing: answers for single images never leave a site
+    ) -> Tree:
         """Return sums [C] of every client's model over its own test images; zero for one that gives no answer."""
         down = download(clients)
         requests = {

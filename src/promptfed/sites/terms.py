@@ -35,7 +35,7 @@ from promptfed.backbones import BACKBONES
 from promptfed.core import options
 from promptfed.core.errors import PromptFedError, choice
 from promptfed.core.options import NonNegative, Range, Whole
-from promptfed.federation.guards import GuardOptions
+from promptfed.federation.guard_options import GuardOptions
 from promptfed.runs import registry
 from promptfed.runs.recipe import PROMPTED, Recipe
 from promptfed.sites.disclosure import Detail

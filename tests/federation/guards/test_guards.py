@@ -16,8 +16,9 @@ from promptfed.core.errors import PromptFedError
 from promptfed.core.method import Method, Task, Traits
 from promptfed.core.tree import Tree
 from promptfed.data.shares import Partition
-from promptfed.federation import guards
-from promptfed.federation.guards import GuardOptions, Guards
+from promptfed.federation import guard_options, guards
+from promptfed.federation.guard_options import GuardOptions
+from promptfed.federation.guards import Guards
 from promptfed.federation.guards.accountant import epsilon
 from promptfed.federation.guards.clip import Clip
 from promptfed.federation.guards.noise import LocalNoise
@@ -42,7 +43,7 @@ def chain(method: Method | None = None, **keys: Any) -> list[str]:
 
 def test_an_empty_table_builds_nothing() -> None:
     assert guards.build({}, FedAvg(), 0, 10, 10) == Guards()
-    assert guards.filled({}) == {}
+    assert guard_options.filled({}) == {}
 
 
 def test_the_order_is_fixed() -> None:

@@ -1,13 +1,6 @@
 """The report in a real browser: nothing overflows, nothing is invisible, nothing complains."""
 
-import contextlib
 import json
-import os
-import select
-import shutil
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,21 +8,8 @@ from typing import Any
 import pytest
 
 from promptfed.results.report import write_report
+from support.browser import Browser, browsing, find_browser
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-PATIENCE = 60.0
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--no-first-run", "--remote-debugging-pipe",
-)  # fmt: skip
-# The browser expects its pipe at the descriptors 3 and 4.
-LAUNCH = """
-import fcntl, os, sys
-read, write = (fcntl.fcntl(int(end), fcntl.F_DUPFD, 10) for end in sys.argv[1:3])
-os.dup2(read, 3)
-os.dup2(write, 4)
-os.execvp(sys.argv[3], sys.argv[3:])
-"""
 MEASURE = """(() => {
   const shown = box => box.width > 0 && box.height > 0;
   const figures = [...document.querySelectorAll('figure')].map(figure => {
@@ -48,108 +28,17 @@ MEASURE = """(() => {
 })()"""
 
 
-class Browser:
-    """Speaks the DevTools protocol over a pipe: one JSON message each way, ended by a zero byte."""
-
-    def __init__(self, program: str, profile: Path) -> None:
-        self.told, self.heard = os.pipe(), os.pipe()
-        ours = (self.told[0], self.heard[1])
-        command = [sys.executable, "-c", LAUNCH, *map(str, ours), program, *FLAGS, f"--user-data-dir={profile}"]
-        quiet = subprocess.DEVNULL
-        self.process = subprocess.Popen(command, pass_fds=ours, stdout=quiet, stderr=quiet)
-        for end in ours:
-            os.close(end)
-        self.buffer, self.number, self.session = b"", 0, ""
-        self.events: list[dict[str, Any]] = []
-
-    def start(self) -> None:
-        """Open a tab and listen to it."""
-        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
-        self.session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log"):
-            self.ask(f"{domain}.enable")
-
-    def close(self) -> None:
-        """End the browser."""
-        with contextlib.suppress(OSError):
-            self.session = ""
-            self.ask("Browser.close")
-        os.close(self.told[1])
-        os.close(self.heard[0])
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-    def ask(self, method: str, **params: Any) -> dict[str, Any]:
-        """Send a command and return its answer; events that arrive meanwhile are kept."""
-        self.number += 1
-        message = {"id": self.number, "method": method, "params": params}
-        message |= {"sessionId": self.session} if self.session else {}
-        os.write(self.told[1], json.dumps(message).encode() + b"\0")
-        while (answer := self.hear()).get("id") != self.number:
-            self.events.append(answer)
-        assert "error" not in answer, answer
-        found: dict[str, Any] = answer["result"]
-        return found
-
-    def hear(self) -> dict[str, Any]:
-        """Return the next message."""
-        deadline = time.monotonic() + PATIENCE
-        while b"\0" not in self.buffer:
-            ready, _, _ = select.select([self.heard[0]], [], [], max(0.0, deadline - time.monotonic()))
-            chunk = os.read(self.heard[0], 1 << 20) if ready else b""
-            if not chunk:
-                raise OSError("the browser is silent")
-            self.buffer += chunk
-        line, self.buffer = self.buffer.split(b"\0", 1)
-        found: dict[str, Any] = json.loads(line)
-        return found
-
-    def open(self, page: Path, width: int, scheme: str) -> None:
-        """Show a page at this width, light or dark, and wait until it has loaded."""
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        self.ask("Emulation.setEmulatedMedia", features=features)
-        mobile = width < 720
-        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=mobile)
-        self.events.clear()
-        self.ask("Page.navigate", url=page.as_uri())
-        while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
-            self.events.append(self.hear())
-
-    def measure(self) -> dict[str, Any]:
-        """Return what MEASURE finds on the page."""
-        found: dict[str, Any] = json.loads(self.ask("Runtime.evaluate", expression=MEASURE)["result"]["value"])
-        return found
-
-    def complaints(self) -> list[dict[str, Any]]:
-        """Return console messages, log entries and uncaught errors since the page was opened."""
-        kinds = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
-        return [event for event in self.events if event.get("method") in kinds]
-
-
-def find_browser() -> str:
-    """Return a browser's path, or skip; where one is required, fail."""
-    named = os.environ.get("PROMPTFED_CHROMIUM")
-    found = named or next((path for name in NAMES if (path := shutil.which(name))), None)
-    if found:
-        return found
-    sentence = f"No browser found: none of {', '.join(NAMES)} is installed and PROMPTFED_CHROMIUM is not set."
-    if os.environ.get("PROMPTFED_REQUIRE_BROWSER") == "1":
-        pytest.fail(sentence)
-    pytest.skip(sentence)
-
-
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """One browser for all tests of this file."""
-    started = Browser(find_browser(), tmp_path_factory.mktemp("profile"))
-    try:
-        started.start()
+    with browsing(tmp_path_factory.mktemp("profile")) as started:
         yield started
-    finally:
-        started.close()
+
+
+def measure(browser: Browser) -> dict[str, Any]:
+    """Return what MEASURE finds on the page."""
+    found: dict[str, Any] = json.loads(browser.evaluate(MEASURE))
+    return found
 
 
 def report(kind: str, make_run: Callable[..., Path]) -> Path:
@@ -173,8 +62,8 @@ def test_the_page_fits_and_shows_everything(browser: Browser, make_run: Callable
     page = report(kind, make_run)
     for width in (375, 1280):
         for scheme, paper in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(20, 23, 26)")):
-            browser.open(page, width, scheme)
-            found = browser.measure()
+            browser.open(page.as_uri(), width, scheme)
+            found = measure(browser)
             where = f"{kind} at {width}, {scheme}"
             assert browser.complaints() == [], where
             assert found["page"] <= found["view"] <= width, f"{where}: the page scrolls sideways"
@@ -188,8 +77,8 @@ def test_the_measuring_notices_faults(browser: Browser, tmp_path: Path) -> None:
     page = tmp_path / "bad.html"
     wide = '<div style="width:2000px">x</div><figure><div style="display:none"><svg></svg></div></figure>'
     page.write_text(f"<!doctype html><body>{wide}<script>console.error('no'); throw 1</script>", encoding="utf-8")
-    browser.open(page, 1280, "light")
-    found = browser.measure()
+    browser.open(page.as_uri(), 1280, "light")
+    found = measure(browser)
     assert found["page"] > found["view"]
     assert found["figures"] == [{"drawn": 0, "width": 0}]
     assert {event["method"] for event in browser.complaints()} == {

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from promptfed.core.errors import PromptFedError
-from promptfed.federation import guards
+from promptfed.federation import guard_options
 from promptfed.results.report import RunFolder, compare, read_run, run_folders
 from promptfed.results.report.groups import GUARDS_OFF
 from support.reports import MakeRun, column
@@ -39,7 +39,7 @@ def test_guards_are_told_only_where_they_are_on(make_run: MakeRun) -> None:
     def guarded(name: str, **changes: Any) -> RunFolder:
         folder = make_run(name)
         if changes:
-            table = "".join(f"{key} = {json.dumps(value)}\n" for key, value in guards.filled(changes).items())
+            table = "".join(f"{key} = {json.dumps(value)}\n" for key, value in guard_options.filled(changes).items())
             with (folder / "recipe.toml").open("a") as file:
                 file.write(f"\n[guards]\n{table}")
         return read_run(folder)
@@ -53,7 +53,7 @@ def test_guards_are_told_only_where_they_are_on(make_run: MakeRun) -> None:
         "pfedpt (guards.clip=1.0, guards.noise=8.0)",
     ]
     assert column(compare([little, much]), "method") == ["pfedpt (guards.noise=4.0)", "pfedpt (guards.noise=8.0)"]
-    off = {f"guards.{key}": str(value) for key, value in asdict(guards.GuardOptions()).items()}
+    off = {f"guards.{key}": str(value) for key, value in asdict(guard_options.GuardOptions()).items()}
     assert GUARDS_OFF.items() <= off.items()
 
 

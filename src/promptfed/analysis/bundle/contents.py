@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ class BundledClient:
     accuracy: float | None  # on its test images, after the last round
     facts: Mapping[str, Any]  # of those that a client knows of itself, the ones its answers depend on
     sha256: str  # of its row
+    metrics: Mapping[str, float | None] = field(default_factory=dict)  # the other measures of the same test, if any
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ def open_bundle(folder: Path) -> Bundle:
 
 def _from_json(about: dict[str, Any]) -> Bundle:
     """Return the bundle that bundle.json describes."""
-    if about.keys() != {field.name for field in fields(Bundle)}:
+    if about.keys() != {one.name for one in fields(Bundle)}:
         raise ValueError("a key is missing or unknown")
     height, width = about["shape"]
     typed: dict[str, Any] = {name: tuple(about[name]) for name in ("classes", "mean", "std", "order")}

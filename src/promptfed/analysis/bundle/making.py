@@ -8,7 +8,7 @@ are treated alike. The answers of every client are then compared, to the last bi
 """
 
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from promptfed.core.tree import Tree
 from promptfed.core.version import __version__
 from promptfed.results.folder import names
 from promptfed.results.folder.parts import read_json, read_summary
+from promptfed.results.metrics import METRICS
 from promptfed.runs.config import Recipe
 from promptfed.runs.planning import make_task
 from promptfed.runs.site_model import read_model
@@ -53,6 +54,7 @@ class _Source:
     models: Sequence[Callable[[], Model]]
     accuracy: Sequence[float | None]
     names: Sequence[str | None]
+    metrics: Sequence[Mapping[str, float | None]]
 
 
 def make_bundle(source: Path, out: Path, device: str = "auto", only: int | None = None) -> Bundle:
@@ -85,18 +87,26 @@ def _find(source: Path, device: str, only: int | None) -> _Source:
             raise PromptFedError(f"{folder} has the model of one site; leave out --client.")
         report = read_json(folder / "report.json") or {}
         alone = site_model(folder, device)
-        return _Source(read_model(folder).recipe, [lambda: alone], [report.get("accuracy")], [report.get("site")])
+        return _Source(read_model(folder).recipe, [lambda: alone], [report.get("accuracy")], [report.get("site")], [{}])
     run = open_classifier(folder, device)
     if only is not None:
         run.check_client(only)
-    each = read_summary(folder)["accuracy"].get("per_client") or [None] * len(run)
+    summary = read_summary(folder)
+    each = summary["accuracy"].get("per_client") or [None] * len(run)
+    beyond = summary.get("metrics")
+    metrics = [{name: beyond[name]["per_client"][c] for name in METRICS[1:]} if beyond else {} for c in range(len(run))]
 
     def make(client: int) -> Callable[[], Model]:
         return lambda: client_model(run, client)
 
     chosen = range(len(run)) if only is None else [only]
-    accuracy = [each[client] for client in chosen]
-    return _Source(run.recipe, [make(client) for client in chosen], accuracy, [None] * len(chosen))
+    return _Source(
+        run.recipe,
+        [make(client) for client in chosen],
+        [each[client] for client in chosen],
+        [None] * len(chosen),
+        [metrics[client] for client in chosen],
+    )
 
 
 def _write(folder: Path, source: _Source) -> Bundle:
@@ -106,8 +116,10 @@ def _write(folder: Path, source: _Source) -> Bundle:
     equal = [name for name in rows[0] if len(rows) > 1 and all(row[name] is rows[0][name] for row in rows)]
     own = [tree.drop(row, equal) for row in rows]
     clients = {
-        int(about["client"]): BundledClient(name, accuracy, about, row_sum(row))
-        for about, name, accuracy, row in zip(facts, source.names, source.accuracy, own, strict=True)
+        int(about["client"]): BundledClient(name, accuracy, about, row_sum(row), metrics)
+        for about, name, accuracy, metrics, row in zip(
+            facts, source.names, source.accuracy, source.metrics, own, strict=True
+        )
     }
     recipe = source.recipe
     cpu = make_task(recipe, model.shape, model.task.classes, torch.device("cpu"))

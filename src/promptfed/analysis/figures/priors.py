@@ -155,7 +155,7 @@ def _leaked(run: FinishedRun, members: list[int]) -> dict[str, Any]:
     rows = balanced(run.dataset.labels, rows, PER_CLASS)
     guessed = []
     for client, own, up, weight in train_again(loop, members):
-        _, up, _ = loop.guards.protect(loop.settings.total, torch.tensor(client), own, up, weight)
+        _, up, _ = loop.guards.protect(loop.finished, torch.tensor(client), own, up, weight)
         guessed.append(class_histogram(_server_logits(run, own, up, run.batch(client, rows)["x"])))
     held, inferred = statistics.shares(run.counts(members)), np.stack(guessed)
     blind = statistics.row_cosines(np.ones_like(held), held)

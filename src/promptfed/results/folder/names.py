@@ -10,8 +10,11 @@ ENVIRONMENT = "env.json"  # where the run happened
 PARTITION = "partition.json"  # which images each client holds
 ROUNDS = "rounds.jsonl"  # one JSON object per finished round
 SUMMARY = "summary.json"  # the result; absent until the run is finished
+PREDICTIONS = "predictions.npz"  # the final models' answer for every test image
 REPORT = "report.html"  # the report, in one file
 LOCK = ".lock"  # held while a process writes into the folder
+TRACKED = "tracked.json"  # where trackers such as MLflow have this run; only if it is tracked
+TENSORBOARD = "tensorboard"  # TensorBoard's event files
 
 # What a run resumes from
 CHECKPOINT = "checkpoint"  # the folder of the files below

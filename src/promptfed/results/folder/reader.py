@@ -7,6 +7,7 @@ from typing import Any
 
 from promptfed.core.errors import PromptFedError
 from promptfed.results.folder import names
+from promptfed.results.folder.metrics import Metrics, parse_metrics
 from promptfed.results.folder.parts import (
     Json,
     find_drawn_figures,
@@ -61,6 +62,8 @@ class RunFolder:
     traffic: Traffic
     seconds: float
     images_per_second: float | None
+    metrics: Metrics | None = None
+    stopped: str = ""  # why it ended before its last round, if it did
 
     @property
     def adapts(self) -> bool:
@@ -190,8 +193,10 @@ def _finished(path: Path, raw: Json, recipe: Json) -> dict[str, Any]:
             "traffic": traffic(raw["traffic"]),
             "seconds": float(raw["seconds"]),
             "images_per_second": number(raw.get("images_per_second")),
+            "metrics": parse_metrics(raw.get("metrics")),
+            "stopped": str(raw.get("stopped", "")),
         }
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise PromptFedError(f'"{path}" is not a summary: {why(error)}.') from error
 
 

@@ -52,7 +52,7 @@ def across(runs: Sequence[RunFolder], measure: str = "mean", paper: PaperLayout 
     head += [Column(title, "", tuple(f"{title}{field}" for field in fields)) for title in columns]
     names = [Cell(row, (row,)) for row in rows]
     legend = ACCURACIES[measure].column.legend
-    about = f"{measure}: {'' if legend.startswith('accuracy') else 'accuracy in percent, '}{legend}"
+    about = f"{measure}: {'' if 'in percent' in legend else 'accuracy in percent, '}{legend}"
     about += ", of several seeds ± sample std" if any(len(group.runs) > 1 for group in groups) else ""
     about += "; in brackets: what the paper printed" if paper.places else ""
     return Table(tuple(head), tuple(zip(names, *cells, strict=True)), about=about)

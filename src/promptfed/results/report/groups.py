@@ -76,7 +76,7 @@ def flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     for key, value in recipe.items():
         if isinstance(value, Mapping):
             found |= flat(value, f"{prefix}{key}.")
-        elif key not in REPEATED:
+        elif key not in REPEATED and prefix + key not in REPEATED:
             found[prefix + key] = str(value)
     return found
 

@@ -19,6 +19,7 @@ from promptfed.results.folder.values import Holdings
 from promptfed.results.report.exhibits import exhibit
 from promptfed.results.report.groups import RunGroup, group_runs
 from promptfed.results.report.sections import RESULTS, WORKINGS, drawn
+from promptfed.results.report.sure import headline_tiles
 from promptfed.results.report.svg import shape_path
 from promptfed.results.report.table import human_bytes, percent
 from promptfed.results.report.tables import compare
@@ -62,7 +63,7 @@ def render(runs: Sequence[RunFolder]) -> str:
     return page.render(
         title=_title(groups),
         facts=_facts(groups),
-        badges=[_badge(run, len(runs) > 1) for run in runs if not run.finished],
+        badges=[_badge(run, len(runs) > 1) for run in runs if run.stopped or not run.finished],
         verdicts=verdicts(groups),
         tiles=_tiles(groups),
         table=compare(runs),
@@ -77,6 +78,7 @@ def render(runs: Sequence[RunFolder]) -> str:
         several=len(runs) > 1,
         adapting=" and ".join(group.label for group in groups if group.adapts),
         joined=any(run.joined for run in runs),
+        measured=any(run.metrics for run in runs),
     )
 
 
@@ -118,7 +120,9 @@ def _facts(groups: Sequence[RunGroup]) -> list[str]:
 
 
 def _badge(run: RunFolder, several: bool) -> str:
-    """Say that a run is unfinished, and how many rounds it has."""
+    """Say that a run is unfinished, and how many rounds it has; or why it ended early."""
+    if run.stopped:
+        return f"{run.path.name}: {run.stopped}" if several else run.stopped
     far = f"{run.rounds[-1].number} of {run.planned_rounds}" if run.planned_rounds else str(run.rounds[-1].number)
     return f"{run.path.name}: unfinished, {far} rounds" if several else f"unfinished, {far} rounds"
 
@@ -130,8 +134,8 @@ def _tiles(groups: Sequence[RunGroup]) -> list[Tile]:
     several = len(groups) > 1
     racing = [group for group in groups if group.finished] or groups
     scored = [group for group in racing if all(run.scores for run in group.runs)]
-    tiles = []
-    for name, attribute in (("Mean accuracy", "mean"), ("Worst client", "worst")):
+    tiles = [Tile(name, value, "%", detail) for name, value, detail in headline_tiles(racing)]
+    for name, attribute in () if tiles else (("Mean accuracy", "mean"), ("Worst client", "worst")):
         if scored:
             value, index = max((_mean_score(group, attribute), -index) for index, group in enumerate(scored))
             tiles.append(Tile(name, percent(value), "%", _tile_detail(scored[-index], attribute, several)))

@@ -8,7 +8,7 @@ from statistics import mean, stdev
 from markupsafe import Markup
 
 from promptfed.results.folder.values import Holdings, Round
-from promptfed.results.report import domains, measured
+from promptfed.results.report import domains, measured, sure
 from promptfed.results.report.client_plots import MOST_BARS, Bars, client_chart, heat_map
 from promptfed.results.report.figure import SMALL, Chart, Figure, Key, both_widths
 from promptfed.results.report.groups import RunGroup, Setting
@@ -248,6 +248,8 @@ RESULTS = (
     Section("exchange", "Accuracy against traffic", _exchange),
     Section("curves", "Accuracy over the rounds", _curves),
     Section("clients", "Client by client", _clients),
+    Section("sure", "How sure, and for whom", sure.draw_intervals),
+    Section("classes", "Class by class", sure.draw_classes, grid=True),
     Section("quality", "The pictures it draws", measured.draw_quality),
     Section("holdings", "Who holds what", _holdings, per_setting=False),
 )

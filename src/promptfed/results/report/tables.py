@@ -7,6 +7,7 @@ from typing import Any
 
 from promptfed.results.folder.reader import RunFolder, per_domain
 from promptfed.results.report.groups import RunGroup, group_runs
+from promptfed.results.report.measures import less_is_better, measure_names, reader, shared_headline
 from promptfed.results.report.table import Cell, Column, Table, human_bytes, percent
 from promptfed.results.report.verdict import role
 
@@ -105,15 +106,15 @@ def _missing(column: Column) -> tuple[Cell, None]:
     return Cell("–", ("",) * len(column.fields)), None
 
 
-def _accuracy(title: str, legend: str, read: Callable[[RunFolder], float | None]) -> Measure:
-    """Return a column of percents, ranked as rounded, so that equal cells are equally good."""
+def _accuracy(title: str, legend: str, read: Callable[[RunFolder], float | None], sign: int = 1) -> Measure:
+    """Return a column of percents, ranked as rounded, so that equal cells are equally good; sign -1: less is better."""
     column = Column(title, legend, (title.replace(" ", "_"), f"{title.replace(' ', '_')}_std"))
 
     def fill(group: RunGroup) -> tuple[Cell, float | None]:
         found = _values(group, read)
         if not found:
             return _missing(column)
-        return Cell(_pooled(found, percent), _plain(found, percent)), round(mean(found), 4)
+        return Cell(_pooled(found, percent), _plain(found, percent)), sign * round(mean(found), 4)
 
     return Measure(column, fill)
 
@@ -171,7 +172,9 @@ def _whole_run() -> Measure:
 def _compared(runs: Sequence[RunFolder]) -> tuple[Measure, ...]:
     """Return the columns of the long table; those about adaptation and newcomers only if a run has them."""
     adapting = any(run.adapts for run in runs)
+    first = shared_headline(runs)
     return (
+        *(_BEYOND[name] for name in (first, f"worst_{first}") if name in _BEYOND),
         _mean(" (so are worst, p10 and weighted)"),
         *([_BEFORE] if adapting else []),
         *([_NEWCOMERS] if any(run.newcomers is not None for run in runs) else []),
@@ -229,8 +232,13 @@ _BEST_LOCAL = _accuracy(
     lambda run: run.best_local,
 )
 _DOMAINS = _accuracy("domains", "accuracy of the server's own model in percent, the mean over domains", _by_domain)
+_BEYOND = {
+    name: _accuracy(name, legend, reader(name), -1 if less_is_better(name) else 1)
+    for name, legend in measure_names().items()
+}
 ACCURACIES = {
-    measure.column.title: measure for measure in (_mean(), _BEFORE, *_MORE, _BEST_ROUND, _BEST_LOCAL, _DOMAINS)
+    measure.column.title: measure
+    for measure in (_mean(), _BEFORE, *_MORE, _BEST_ROUND, _BEST_LOCAL, _DOMAINS, *_BEYOND.values())
 }
 _HEADLINE = (
     _mean(),

@@ -89,13 +89,16 @@ def _pairs(alone: RunGroup, best: RunGroup) -> list[Pair]:
         (one, other)
         for one in alone.runs
         for other in best.runs
-        if one.seed == other.seed and (not one.partition or not other.partition or one.partition.hash == other.partition.hash)
+        if one.seed == other.seed
+        and (not one.partition or not other.partition or one.partition.hash == other.partition.hash)
     ]
 
 
 def _both(one: RunFolder, other: RunFolder) -> list[tuple[float, float]]:
     """Return the two accuracies of every client that has both."""
-    each = zip(one.scores.per_client if one.scores else (), other.scores.per_client if other.scores else (), strict=False)
+    each = zip(
+        one.scores.per_client if one.scores else (), other.scores.per_client if other.scores else (), strict=False
+    )
     return [(old, new) for old, new in each if old is not None and new is not None]
 
 

@@ -1,4 +1,4 @@
-"""Fake run folders for the tests of the report."""
+"""Fake run folders for the tests of what reads them."""
 
 from pathlib import Path
 

@@ -1,0 +1,98 @@
+"""Commands that answer over HTTP: the server, and the tokens it asks for."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from promptfed.cli.terminal import say
+from promptfed.core.errors import PromptFedError
+
+TokenFile = Annotated[
+    Path | None, typer.Option("--tokens", help="The file of tokens; the default is beside the bundle.", metavar="FILE")
+]
+
+
+def serve(
+    bundles: Annotated[list[Path], typer.Argument(help="Bundles.", metavar="BUNDLE...")],
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0: any free one.")] = 8000,
+    tokens: TokenFile = None,
+    everyone: Annotated[bool, typer.Option("--open", help="Answer other machines without tokens.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    precision: Annotated[
+        str, typer.Option(help="Of a frozen backbone: fp32, bf16 or fp8; the default is the bundle's own.")
+    ] = "",
+    batch: Annotated[int, typer.Option(min=1, max=4096, help="The most images in a batch.")] = 64,
+    queue: Annotated[int, typer.Option(min=1, help="The most images under way; beyond them the answer is 429.")] = 512,
+    deadline: Annotated[float, typer.Option(min=0.01, help="Seconds until a request must be answered.")] = 10.0,
+    patience: Annotated[float, typer.Option(min=0.01, help="Seconds a request may take to arrive.")] = 20.0,
+    graphs: Annotated[bool, typer.Option(help="On a GPU, record batches as CUDA graphs.")] = True,
+    certificate: Annotated[Path | None, typer.Option(help="For HTTPS: the certificate.", metavar="PEM")] = None,
+    key: Annotated[Path | None, typer.Option(help="For HTTPS: its key.", metavar="PEM")] = None,
+) -> None:
+    """Answer over HTTP for all clients of bundles, many in one batch, with a page for the browser.
+
+    promptfed serve bundles/shops
+    curl -F image=@photo.jpg "http://127.0.0.1:8000/v1/predict?client=3"
+    """
+    try:
+        from promptfed.serving.server import check_exposure
+        from promptfed.serving.server import serve as run
+    except ModuleNotFoundError as error:
+        raise PromptFedError('promptfed serve needs the [serve] extra: pip install "promptfed[serve]".') from error
+    from promptfed.core.errors import choice
+    from promptfed.serving.limits import ServingLimits
+    from promptfed.serving.service import make_service
+
+    if precision not in ("", "fp32", "bf16", "fp8"):
+        raise choice("precision", precision, ("fp32", "bf16", "fp8"), "--precision")
+    if (certificate is None) != (key is None):
+        raise PromptFedError("HTTPS needs both --certificate and --key.")
+    limits = ServingLimits(queue=queue, batch=batch, deadline=deadline, patience=patience)
+    service = make_service(bundles, device, precision, tokens, limits, graphs=graphs)
+    check_exposure(host, service, everyone=everyone)
+    files = (certificate, key) if certificate is not None and key is not None else None
+    count = len(service.opened.clients)
+
+    def ready(chosen: int) -> None:
+        place = f"[{host}]" if ":" in host else host
+        who = f"{count} clients" if count > 1 else "1 client"
+        say(f"Serving {who} at http{'s' if files else ''}://{place}:{chosen}/; press Ctrl-C to stop.")
+
+    run(service, host, port, ready, files)
+
+
+def token(
+    bundle: Annotated[Path, typer.Argument(help="A bundle.", metavar="BUNDLE")],
+    client: Annotated[int | None, typer.Option(help="The client whose model the token opens.")] = None,
+    operator: Annotated[bool, typer.Option("--operator", help="A token that opens everything.")] = False,
+    revoke: Annotated[bool, typer.Option("--revoke", help="Make the client's tokens invalid instead.")] = False,
+    tokens: TokenFile = None,
+) -> None:
+    """Print a new token for promptfed serve; only its hash is kept. Without options, say who has one.
+
+    promptfed token bundles/shops --client 3
+    promptfed token bundles/shops --client 3 --revoke
+    """
+    from promptfed.analysis.bundle.contents import open_bundle
+    from promptfed.serving.tokens import beside, hashed, new_token, read_hashes, write_hashes
+
+    about, path = open_bundle(bundle), tokens or beside(bundle)
+    known = read_hashes(path) if path.exists() else {}
+    if client is None and not operator:
+        holders = ["the operator" if one is None else f"client {one}" for one in known.values()]
+        say(f"{path}: {', '.join(holders)}" if holders else f"{path}: no tokens; make one with --client or --operator")
+        return
+    if client is not None and operator:
+        raise PromptFedError("A token is a client's or the operator's; give --client or --operator.")
+    whose = "the operator" if client is None else f"client {client}"
+    if revoke:
+        write_hashes(path, {digest: one for digest, one in known.items() if one != client})
+        say(f"{path}: the tokens of {whose} are invalid from now on")
+        return
+    if client is not None and client not in about.clients:
+        raise PromptFedError(f"{bundle} has no client {client}; it has {', '.join(map(str, about.clients))}.")
+    made = new_token()
+    write_hashes(path, known | {hashed(made): client})
+    typer.echo(made)

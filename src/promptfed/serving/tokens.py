@@ -1,0 +1,98 @@
+"""Who may ask for whom: a token opens one client's model, an operator's opens all; a file keeps only their hashes.
+
+A token is 256 random bits, so a plain sha256 of it cannot be reversed by guessing.
+"""
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from promptfed.core.errors import PromptFedError
+from promptfed.core.files import private
+
+PREFIX = "pf-"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What a token opens: the model of one client, or as the operator's, everything."""
+
+    bundle: Path
+    client: int | None  # None: the operator
+
+
+Hashes = dict[str, int | None]
+"""The client, or None for the operator, by the sha256 of its token."""
+
+
+def beside(bundle: Path) -> Path:
+    """Return where a bundle's tokens are kept unless another file is named."""
+    folder = bundle.resolve()
+    return folder.with_name(f"{folder.name}.tokens.json")
+
+
+def new_token() -> str:
+    """Return a fresh token."""
+    return PREFIX + secrets.token_urlsafe(32)
+
+
+def hashed(token: str) -> str:
+    """Return what is kept of a token."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def read_hashes(path: Path) -> Hashes:
+    """Read a file of tokens; one that others may read is refused."""
+    if os.name == "posix" and path.stat().st_mode & 0o077:
+        raise PromptFedError(f"Others may read {path}; chmod 600 makes it private.")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
+            raise ValueError("another format")
+        entries: list[dict[str, object]] = content["tokens"]
+        return {_digest(entry["sha256"]): _client(entry["client"]) for entry in entries}
+    except (ValueError, KeyError, TypeError) as error:
+        raise PromptFedError(f"{path} is not a file of tokens; make one with promptfed token.") from error
+
+
+def write_hashes(path: Path, hashes: Mapping[str, int | None]) -> None:
+    """Write a file of tokens in one step; only its owner may read it."""
+    entries = [{"client": client, "sha256": digest} for digest, client in hashes.items()]
+    part = path.with_name(f".{path.name}.part")
+    part.unlink(missing_ok=True)
+    with open(part, "w", encoding="utf-8", opener=private) as file:
+        file.write(json.dumps({"format": FORMAT, "tokens": entries}, indent=1) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def find(token: str, files: Iterable[tuple[Path, Hashes]]) -> Grant | None:
+    """Return what a token opens.
+
+    Tokens are found by their hash, so time may tell something of a hash, but nothing of a token.
+    """
+    digest = hashed(token)
+    for bundle, hashes in files:
+        for known in hashes.keys() & {digest}:
+            if hmac.compare_digest(known, digest):
+                return Grant(bundle, hashes[known])
+    return None
+
+
+def _digest(value: object) -> str:
+    if not isinstance(value, str) or len(value) != 64:
+        raise ValueError("not a sha256")
+    return value
+
+
+def _client(value: object) -> int | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise ValueError("not a client")
+    return value

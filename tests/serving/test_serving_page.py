@@ -1,0 +1,145 @@
+"""The page in a real browser: it answers, explains, fits a phone, and complains about nothing."""
+
+import base64
+import http.client
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from promptfed.serving.app import make_app
+from promptfed.serving.service import make_service
+from promptfed.serving.tokens import beside, hashed, new_token, write_hashes
+from support.browser import Browser, browsing
+from support.tiny_server import copied, picture, tiny_bundle
+
+FILL = """(async () => {
+  const bytes = Uint8Array.from(atob('%s'), c => c.charCodeAt(0));
+  const bag = new DataTransfer();
+  bag.items.add(new File([bytes], 'photo.png', {type: 'image/png'}));
+  const input = document.getElementById('%s');
+  input.files = bag.files;
+  input.dispatchEvent(new Event('change'));
+  const words = id => document.getElementById(id).textContent;
+  for (let n = 0; n < 600 && !words('where') && !/token/.test(words('status')); n++) {
+    await new Promise(done => setTimeout(done, 50));
+  }
+})()"""
+SHOWN = """(() => {
+  const words = id => document.getElementById(id).textContent;
+  const pen = document.getElementById('heat').getContext('2d');
+  const {width, height} = document.getElementById('heat');
+  const painted = pen.getImageData(0, 0, width, height).data.filter((v, n) => n % 4 === 3 && v > 0).length;
+  return {
+    answer: words('answer'), status: words('status'), where: words('where'), painted,
+    rows: [...document.querySelectorAll('#bars tr')].map(row => row.innerText),
+    focus: document.activeElement.id, page: document.documentElement.scrollWidth,
+    view: document.documentElement.clientWidth, paper: getComputedStyle(document.body).backgroundColor,
+    unnamed: [...document.querySelectorAll('input')].filter(i => !i.labels.length).length,
+    small: [...document.querySelectorAll('input:not([type=checkbox])')]
+      .filter(i => i.offsetParent && i.getBoundingClientRect().height < 44).length,
+    outside: performance.getEntriesByType('resource').filter(e => !e.name.startsWith(location.origin)
+      && !e.name.startsWith('blob:' + location.origin)).map(e => e.name),
+    inline: document.querySelectorAll('[style], style, script:not([src])').length,
+    hidden: document.getElementById('token-row').hidden,
+  };
+})()"""
+
+
+class Visited:
+    """A server in a thread."""
+
+    def __init__(self, bundle: Path) -> None:
+        self.server = uvicorn.Server(uvicorn.Config(make_app(make_service([bundle], "cpu")), port=0, log_config=None))
+        self.thread = threading.Thread(target=self.server.run)
+
+    def __enter__(self) -> str:
+        self.thread.start()
+        while not self.server.started:
+            self.thread.join(0.01)
+        return f"http://127.0.0.1:{self.server.servers[0].sockets[0].getsockname()[1]}/"
+
+    def __exit__(self, *_: object) -> None:
+        self.server.should_exit = True
+        self.thread.join()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browsing(tmp_path_factory.mktemp("profile")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_bundle(tmp_path_factory.mktemp("page"))
+
+
+def fill(browser: Browser, where: str = "picture", side: int = 64) -> dict[str, Any]:
+    """Give the page a picture and return what it then shows."""
+    browser.evaluate(FILL % (base64.b64encode(picture(1, side)).decode(), where))
+    found: dict[str, Any] = browser.evaluate(SHOWN)
+    return found
+
+
+def keep(browser: Browser, name: str) -> None:
+    """Keep a screenshot where the environment asks for it."""
+    if folder := os.environ.get("PROMPTFED_SCREENSHOTS"):
+        made = browser.ask("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        (Path(folder) / f"{name}.png").write_bytes(base64.b64decode(made["data"]))
+
+
+def test_a_picture_gets_an_answer_and_its_reason(browser: Browser, bundle: Path) -> None:
+    with Visited(bundle) as address:
+        for width, scheme, paper in (
+            (360, "light", "rgb(255, 255, 255)"),
+            (1280, "dark", "rgb(20, 23, 26)"),
+        ):
+            browser.open(address, width, scheme)
+            found = fill(browser, "camera" if width == 360 else "picture")
+            assert browser.complaints() == []
+            keep(browser, f"serve-{width}-{scheme}")
+            assert found["answer"].endswith(" % sure")
+            assert len(found["rows"]) == 4
+            assert all("%" in row for row in found["rows"])
+            assert found["status"] == "Client 0 has answered."
+            assert found["where"].startswith(("It looked most at the part at the ", "No single part matters"))
+            assert (found["painted"] > 0) == found["where"].startswith("It looked")
+            assert found["focus"] == "answer"
+            assert found["page"] <= found["view"] <= width
+            assert (found["paper"], found["unnamed"], found["small"], found["inline"]) == (paper, 0, 0, 0)
+            assert found["outside"] == []
+
+
+def test_a_token_is_asked_for_and_used(browser: Browser, bundle: Path, tmp_path: Path) -> None:
+    own = copied(bundle, tmp_path / "shops")
+    token = new_token()
+    write_hashes(beside(own), {hashed(token): 2})
+    with Visited(own) as address:
+        browser.open(address, 360, "light")
+        before = fill(browser)
+        browser.evaluate(
+            f"document.getElementById('token').value = '{token}';"
+            "document.getElementById('client').value = '2'; document.getElementById('result').hidden"
+        )
+        after = fill(browser)
+    assert before["status"] == "Send your token: Authorization: Bearer TOKEN."
+    assert not before["hidden"]
+    assert after["status"] == "Client 2 has answered."
+
+
+def test_the_page_is_small_and_strict(bundle: Path) -> None:
+    with Visited(bundle) as address:
+        asked = http.client.HTTPConnection(address.removeprefix("http://").rstrip("/"))
+        asked.request("GET", "/")
+        answer = asked.getresponse()
+        body = answer.read()
+        asked.close()
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert len(body) < 10_000
