@@ -18,6 +18,7 @@ class ExportFormat(StrEnum):
     pt2 = "pt2"
     onnx = "onnx"
     transformers = "transformers"
+    web = "web"
 
 
 def export(
@@ -56,14 +57,18 @@ def export(
         raise PromptFedError("An export is a new folder; name it with --out.")
     from promptfed.analysis.exports.making import change_in_words, export_graph, in_words
 
-    if form is ExportFormat.transformers:
+    if form in (ExportFormat.pt2, ExportFormat.onnx):
+        made = export_graph(folder, out, form.value, client=client, together=together, int8=int8)
+    elif together or int8:
+        raise PromptFedError(f"--format {form.value} is for one client, in 32 bits; leave out --all and --int8.")
+    elif form is ExportFormat.transformers:
         from promptfed.analysis.exports.image_classifier import export_pipeline
 
-        if together or int8:
-            raise PromptFedError("A folder of transformers is one client's, in 32 bits; leave out --all and --int8.")
         made = export_pipeline(folder, out, client=client)
     else:
-        made = export_graph(folder, out, form.value, client=client, together=together, int8=int8)
+        from promptfed.analysis.exports.web import export_page
+
+        made = export_page(folder, out, client=client)
     say(f"{out}: {made.method}, the model of {made.whose}, {made.bytes / 1e6:.1f} MB")
     say(in_words(made.difference, made.clients))
     if made.changed:

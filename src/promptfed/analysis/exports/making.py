@@ -70,7 +70,7 @@ def export_graph(
         raise PromptFedError("--int8 is ONNX Runtime's; give --format onnx with it.")
     with new_folder(out) as (part, scratch):
         found = open_source(source, scratch, client, together=together)
-        graph, difference = _write_graph(part, found, GRAPHS[kind])
+        graph, difference = write_graph(part, found, GRAPHS[kind])
         changed = _in_8_bits(part, found, graph) if int8 else None
         files = {number: f"{CLIENTS}/{number}.safetensors" for number in found.clients} if together else {}
         write_about(part, found, kind, files, difference, changed)
@@ -121,7 +121,7 @@ def change_in_words(changed: Changed) -> str:
 # -- the graph and its check ------------------------------------------------------------------------------------------
 
 
-def _write_graph(folder: Path, source: ToExport, form: _Format) -> tuple[graphs.Ask, float]:
+def write_graph(folder: Path, source: ToExport, form: _Format) -> tuple[graphs.Ask, float]:
     """Write the graph and the clients' own tensors; return what asks it, and its largest difference from PromptFed."""
     own = _write_own(folder, source)
     first = source.model(source.clients[0])
