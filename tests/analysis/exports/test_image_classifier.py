@@ -39,7 +39,7 @@ def answered(base: Path, folder: Path) -> list[float]:
 @pytest.mark.slow
 def test_a_whole_model_with_a_head_of_its_own(base: Path, tmp_path: Path) -> None:
     run, out = base / "fedrep", tmp_path / "out"
-    runner.run("fedrep", out=run, overrides=tiny(base / "small.npz", *FAST))
+    runner.run("fedrep", out=run, overrides=tuple(tiny(base / "small.npz", *FAST)))
     done = promptfed("export", run, "--client", 2, "--format", "transformers", "--out", out)
     assert done.code == 0, done.err
     assert "to within" in done.out
@@ -50,12 +50,12 @@ def test_a_whole_model_with_a_head_of_its_own(base: Path, tmp_path: Path) -> Non
 
 def test_prompts_and_other_networks_are_refused(base: Path, tmp_path: Path) -> None:
     words = tiny(base / "small.npz", *FAST)
-    runner.run("pfedpt", out=base / "pfedpt", overrides=[*words, "method.size=1"])
+    runner.run("pfedpt", out=base / "pfedpt", overrides=(*words, "method.size=1"))
     with pytest.raises(PromptFedError, match=r"for pfedpt, whose model has prompt\.down, .*; use --format onnx or pt2"):
         export_pipeline(base / "pfedpt", tmp_path / "out", client=0)
     cnn = ["backbone.name=cnn", "backbone.channels=[4]", "backbone.pool_after=[1]", "backbone.hidden=[8]"]
     words = [word for word in words if not word.startswith("backbone.")]
-    runner.run("fedavg", out=base / "cnn", overrides=[*words, *cnn])
+    runner.run("fedavg", out=base / "cnn", overrides=(*words, *cnn))
     with pytest.raises(PromptFedError, match="no stock classifier for fedavg on backbone cnn; use --format onnx"):
         export_pipeline(base / "cnn", tmp_path / "out", client=0)
     assert list(tmp_path.iterdir()) == []
@@ -65,7 +65,7 @@ def test_prompts_and_other_networks_are_refused(base: Path, tmp_path: Path) -> N
 def test_class_shares_are_in_the_bias(base: Path, tmp_path: Path) -> None:
     words = [f"data.name=npz:{write_images(base / 'large.npz', count=48, side=32)}", "clients=4", *FAST]
     skewed = ["partition.name=dirichlet", "partition.alpha=0.5", "method.tokens=0", "method.epochs=1"]
-    runner.run("pfedvpt", out=base / "pfedvpt", overrides=[*words, *skewed])
+    runner.run("pfedvpt", out=base / "pfedvpt", overrides=(*words, *skewed))
     export_pipeline(base / "pfedvpt", tmp_path / "out", client=1)
     assert answered(base, tmp_path / "out") == pytest.approx(
         expected(base / "pfedvpt", base / "photo.jpg", 1), abs=1e-4
@@ -75,7 +75,7 @@ def test_class_shares_are_in_the_bias(base: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_network_that_scales_images_itself_is_refused(base: Path, tmp_path: Path) -> None:
     words = [f"data.name=npz:{base / 'small.npz'}", "clients=4", "partition.name=iid", *FAST, "method.epochs=1"]
-    runner.run("head-probe", out=base / "scaled", overrides=[*words, "backbone.size=32"])
+    runner.run("head-probe", out=base / "scaled", overrides=(*words, "backbone.size=32"))
     with pytest.raises(PromptFedError, match="scales images of 8×8 pixels to 32×32, which"):
         export_pipeline(base / "scaled", tmp_path / "out", client=1)
     assert list(tmp_path.iterdir()) == []

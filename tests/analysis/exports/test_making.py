@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from promptfed.analysis.bundle.making import make_bundle
 from promptfed.analysis.exports import making
 from promptfed.analysis.exports.checking import Changed, change, made_up
+from promptfed.analysis.exports.graphs import Ask
 from promptfed.analysis.exports.making import change_in_words, export_graph
 from promptfed.core.errors import PromptFedError
 from promptfed.runs import runner
@@ -60,7 +61,7 @@ def train(base: Path, method: str, *more: str) -> Path:
         )
         words = [data, number, rounds, divided, epochs, *FAST, *CNN, "method.size=1"]
     if not folder.exists():
-        runner.run(method, out=folder, overrides=words)
+        runner.run(method, out=folder, overrides=tuple(words))
     return folder
 
 
@@ -122,7 +123,7 @@ def test_onnx_of_all_clients_in_8_bits(base: Path, tmp_path: Path, method: str) 
 @pytest.mark.slow
 def test_a_random_patch_lies_where_it_does_in_testing(base: Path, tmp_path: Path) -> None:
     words = tiny(base / "small.npz", *FAST, "method.prompt=random-patch", "method.size=2", "method.lr=50")
-    runner.run("pfedpt", out=base / "placed", overrides=words)
+    runner.run("pfedpt", out=base / "placed", overrides=tuple(words))
     export_graph(base / "placed", tmp_path / "out", "pt2", together=True)
     for client in (0, 1, 2):
         found = answer(tmp_path / "out", base / "photo.png", **{"clients/0": f"clients/{client}"})
@@ -151,7 +152,7 @@ def test_an_export_that_answers_otherwise_is_not_kept(
 ) -> None:
     right = making.GRAPHS["pt2"].read
 
-    def wrong(path: Path) -> object:
+    def wrong(path: Path) -> Ask:
         ask = right(path)
         return lambda images, own: ask(images, own) + np.float32(0.001)
 
@@ -162,11 +163,14 @@ def test_an_export_that_answers_otherwise_is_not_kept(
 
 
 @pytest.mark.slow
-def test_a_text_tower_that_runs_for_every_image_is_refused(base: Path, tmp_path: Path) -> None:
-    words = [f"data.name=npz:{base / 'large.npz'}", "clients=4", "partition.name=iid", *FAST, "method.epochs=1"]
-    runner.run("fed-cocoop", out=base / "cocoop", overrides=words)
-    with pytest.raises(PromptFedError, match="fed-cocoop cannot be exported as a graph: its answer is computed image"):
-        export_graph(base / "cocoop", tmp_path / "out", "pt2", client=0)
+@pytest.mark.parametrize(("method", "more"), [("fed-cocoop", ()), ("fedapt", ("method.inference=exact",))])
+def test_a_text_tower_that_runs_for_every_image_is_refused(
+    base: Path, tmp_path: Path, method: str, more: tuple[str, ...]
+) -> None:
+    words = (f"data.name=npz:{base / 'large.npz'}", "clients=4", "partition.name=iid", *FAST, "method.epochs=1")
+    runner.run(method, out=base / f"each-{method}", overrides=(*words, *more))
+    with pytest.raises(PromptFedError, match=f"{method} cannot be exported as a graph: its answer is computed image"):
+        export_graph(base / f"each-{method}", tmp_path / "out", "pt2", client=0)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -39,7 +39,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Return a run, and the page of its client 1 with a photograph in the folder."""
     base = tmp_path_factory.mktemp("web")
     words = tiny(write_images(base / "small.npz"), *FAST, "method.size=1")
-    runner.run("pfedpt", out=base / "run", overrides=words)
+    runner.run("pfedpt", out=base / "run", overrides=tuple(words))
     export_page(base / "run", base / "page", client=1)
     pixels = np.random.default_rng(7).integers(0, 256, (23, 31, 3), np.uint8)
     Image.fromarray(pixels).save(base / "page" / "photo.png")

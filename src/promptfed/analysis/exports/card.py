@@ -9,6 +9,7 @@ from promptfed.analysis.exports.checking import Changed
 from promptfed.analysis.exports.opening import ToExport
 from promptfed.core.files import write_json, write_text
 from promptfed.core.version import __version__
+from promptfed.results.metrics import METRICS, TITLES
 
 ABOUT, CARD = "model.json", "README.md"
 FORMAT = 1
@@ -20,7 +21,8 @@ def write_about(
     """Write model.json: the classes, the images it wants, where it comes from, and how it was checked."""
     bundle = source.bundle
     clients = {
-        number: {"name": known.name, "accuracy": known.accuracy} | ({"file": files[number]} if files else {})
+        number: {"name": known.name, "accuracy": known.accuracy, "metrics": dict(known.metrics)}
+        | ({"file": files[number]} if files else {})
         for number, known in bundle.clients.items()
         if number in source.clients
     }
@@ -93,17 +95,31 @@ Test the model on images of your own before you rely on it.
 
 
 def _accuracy(source: ToExport) -> str:
-    """Return the accuracy on the clients' test images, in words."""
-    known = {number: source.bundle.clients[number].accuracy for number in source.clients}
-    tested = {number: value for number, value in known.items() if value is not None}
+    """Return the accuracy on the clients' test images, and other measures of the same test, in words."""
+    known = [source.bundle.clients[number] for number in source.clients]
+    tested = {number: one for number, one in zip(source.clients, known, strict=True) if one.accuracy is not None}
     if not tested:
         return "It has not been measured: there were no test images."
-    if not source.together:
-        (value,) = tested.values()
-        return f"{100 * value:.1f} % on this client's own test images, after the last round."
-    rows = [f"| {number} | {100 * value:.1f} % |" for number, value in tested.items()]
-    mean = f"On average {100 * sum(tested.values()) / len(tested):.1f} %. Each client on its own test images:"
-    return "\n".join([mean, "", "| client | accuracy |", "|---|---|", *rows])
+    names = [name for name in METRICS[1:] if any(name in one.metrics for one in known)]
+    titles = ["client", "accuracy", *(TITLES[name] for name in names)]
+    head = ["On the client's own test images, after the last round:", "", _row(titles)]
+    rows = [
+        _row([str(number), _percent(one.accuracy), *(_decimal(one.metrics.get(name)) for name in names)])
+        for number, one in tested.items()
+    ]
+    return "\n".join([*head, _row(["---"] * len(titles)), *rows])
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f} %"
+
+
+def _decimal(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
 
 
 def _fit(source: ToExport) -> str:
