@@ -97,7 +97,7 @@ def test_pt2_of_all_clients(base: Path, tmp_path: Path) -> None:
         "prompt.up": (3, 1, 8), "prompt.down": (3, 1, 8), "prompt.left": (3, 6, 1), "prompt.right": (3, 6, 1),
     }  # fmt: skip
     assert not torch.equal(frames[0]["prompt.up"], frames[3]["prompt.up"])
-    assert "The bundle does not say" in (tmp_path / "out" / "README.md").read_text()
+    assert "It is not recorded which images" in (tmp_path / "out" / "README.md").read_text()
 
 
 @pytest.mark.slow

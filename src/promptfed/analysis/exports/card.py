@@ -8,6 +8,7 @@ from typing import Any
 from promptfed.analysis.exports.checking import Changed
 from promptfed.analysis.exports.opening import ToExport
 from promptfed.core.files import write_json, write_text
+from promptfed.core.printable import printable
 from promptfed.core.version import __version__
 from promptfed.results.metrics import METRICS, TITLES
 
@@ -66,7 +67,7 @@ An image classifier that was trained with PromptFed {bundle.promptfed}, a packag
 | method | `{source.method}`, after round {bundle.round} |
 | network | `{backbone["name"]}`{weights} |
 | images | RGB, {height} × {width} pixels (height × width), bytes from 0 to 255 |
-| classes | {", ".join(f"{number}: {name}" for number, name in enumerate(bundle.classes))} |
+| classes | {", ".join(f"{number}: {_cell(name)}" for number, name in enumerate(bundle.classes))} |
 
 ## Use
 
@@ -108,6 +109,11 @@ def _accuracy(source: ToExport) -> str:
         for number, one in tested.items()
     ]
     return "\n".join([*head, _row(["---"] * len(titles)), *rows])
+
+
+def _cell(text: str) -> str:
+    """Return a text that keeps its row together."""
+    return " ".join(printable(text).replace("|", "\\|").split())
 
 
 def _row(cells: Sequence[str]) -> str:

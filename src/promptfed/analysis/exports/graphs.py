@@ -80,7 +80,10 @@ def read_onnx(path: Path) -> Ask:
     _need_onnx()
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    try:
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    except Exception as error:  # of many types of its own
+        raise PromptFedError(f"ONNX Runtime cannot run this model: {_first_line(error)}.") from error
 
     def ask(images: Images, own: Tree) -> Answers:
         given = {IMAGES: images} | {name: value.numpy() for name, value in own.items()}

@@ -5,6 +5,7 @@ A run is bundled first: the bundle has what answers depend on and nothing else, 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from promptfed.core.errors import PromptFedError
 from promptfed.core.tree import Tree
 from promptfed.data.dataset import Images, Indices
 from promptfed.results.folder import names
+from promptfed.runs.planning import Plan
 
 DEVICE = "cpu"  # where answers are in float32
 
@@ -53,13 +55,17 @@ class ToExport:
         """Return the tensors that a client does not share with all others; none where only one is exported."""
         return read_row(self.folder, self.bundle, client) if self.together else {}
 
+    @cached_property
+    def plan(self) -> Plan | None:
+        """Return the run's images and who holds which, or None where there is only a bundle."""
+        return open_classifier(self.source, DEVICE).plan if (self.source / names.RECIPE).is_file() else None
+
     def test_images(self, client: int, most: int) -> tuple[Images, Indices] | None:
-        """Return up to `most` of a client's test images and their labels, or None where there is only a bundle."""
-        if not (self.source / names.RECIPE).is_file():
+        """Return up to `most` of a client's test images and their labels, if there are any."""
+        if self.plan is None or not len(self.plan.partition.test[client]):
             return None
-        plan = open_classifier(self.source, DEVICE).plan
-        rows = plan.partition.test[client][:most]
-        return (np.asarray(plan.dataset.images[rows]), plan.dataset.labels[rows]) if len(rows) else None
+        rows, dataset = self.plan.partition.test[client][:most], self.plan.dataset
+        return np.asarray(dataset.images[rows]), dataset.labels[rows]
 
 
 def open_source(source: Path, scratch: Path, client: int | None, *, together: bool) -> ToExport:
@@ -67,7 +73,7 @@ def open_source(source: Path, scratch: Path, client: int | None, *, together: bo
     if together and client is not None:
         raise PromptFedError("--client and --all exclude each other; give one of them.")
     folder = find_folder(source, DEVICE)
-    found, data = folder, "The bundle does not say which images the model was trained on."
+    found, data = folder, "It is not recorded which images the model was trained on."
     if not (folder / ABOUT).is_file():
         if (folder / names.RECIPE).is_file():
             run = open_classifier(folder, DEVICE)
