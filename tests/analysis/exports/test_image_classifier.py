@@ -10,6 +10,7 @@ from PIL import Image
 from promptfed.analysis.exports.image_classifier import export_pipeline
 from promptfed.core.errors import PromptFedError
 from promptfed.runs import runner
+from support import tiny_hub
 from support.command import promptfed, sentence
 from support.exported import answer, expected
 from support.tiny_runs import tiny, write_images
@@ -79,3 +80,19 @@ def test_a_network_that_scales_images_itself_is_refused(base: Path, tmp_path: Pa
     with pytest.raises(PromptFedError, match="scales images of 8×8 pixels to 32×32, which"):
         export_pipeline(base / "scaled", tmp_path / "out", client=1)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("swiglu", [False, True])
+def test_a_head_on_dinov2(base: Path, tmp_path: Path, swiglu: bool) -> None:
+    weights = tiny_hub.saved(tiny_hub.dinov2(use_swiglu_ffn=swiglu), tmp_path / "dinov2")
+    images = write_images(tmp_path / "images.npz", count=48, side=16)
+    words = (f"data.name=npz:{images}", "clients=4", "partition.name=iid", *FAST, "method.epochs=1")
+    backbone = ("backbone.name=vit", f"backbone.weights={weights}")
+    runner.run("head-probe", out=tmp_path / "run", overrides=(*words, *backbone))
+    made = export_pipeline(tmp_path / "run", tmp_path / "out", client=1)
+    assert made.difference < 1e-4
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["architectures"] == ["Dinov2ForImageClassification"]
+    assert str(tmp_path) not in (tmp_path / "out" / "README.md").read_text()
+    assert str(tmp_path) not in (tmp_path / "out" / "model.json").read_text()

@@ -125,7 +125,7 @@ def test_a_random_patch_lies_where_it_does_in_testing(base: Path, tmp_path: Path
     words = tiny(base / "small.npz", *FAST, "method.prompt=random-patch", "method.size=2", "method.lr=50")
     runner.run("pfedpt", out=base / "placed", overrides=tuple(words))
     export_graph(base / "placed", tmp_path / "out", "pt2", together=True)
-    for client in (0, 1, 2):
+    for client in (0, 2):
         found = answer(tmp_path / "out", base / "photo.png", **{"clients/0": f"clients/{client}"})
         assert found == pytest.approx(expected(base / "placed", base / "photo.png", client), abs=1e-4)
 
