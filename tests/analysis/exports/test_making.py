@@ -9,13 +9,16 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from promptfed.analysis import predict
 from promptfed.analysis.bundle.making import make_bundle
 from promptfed.analysis.exports import making
 from promptfed.analysis.exports.checking import Changed, change, made_up
-from promptfed.analysis.exports.graphs import Ask
+from promptfed.analysis.exports.graphs import Ask, read_pt2
 from promptfed.analysis.exports.making import change_in_words, export_graph
 from promptfed.core.errors import PromptFedError
 from promptfed.runs import runner
+from promptfed.runs.finished import open_run
+from promptfed.runs.site_model import write_model
 from support.command import promptfed, sentence
 from support.exported import answer, expected
 from support.tiny_runs import tiny, write_images
@@ -145,6 +148,23 @@ def test_refusals_are_sentences_and_leave_nothing(base: Path, tmp_path: Path) ->
     ):
         assert said in sentence(promptfed("export", *words))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sites_own_model(base: Path, tmp_path: Path) -> None:
+    run = open_run(train(base, "fedrep"), "cpu")
+    facts = {name: value.cpu() for name, value in run.facts(2).items()}
+    (tmp_path / "site").mkdir()
+    write_model(tmp_path / "site", run.deployed(2), run.recipe, run.dataset, facts, run.finished)
+    made = export_graph(tmp_path / "site", tmp_path / "out", "pt2")
+    assert (made.whose, made.clients) == ("client 2", 1)
+    ask = read_pt2(tmp_path / "out" / "model.pt2")
+    images = made_up((8, 8), 5)
+    whole = predict.probabilities(predict.load(run.folder, 2, "cpu"), images).numpy()
+    assert np.abs(ask(images, {}) - whole).max() < 1e-6
+    with pytest.raises(PromptFedError, match="has the model of one site; leave out --client"):
+        export_graph(tmp_path / "site", tmp_path / "again", "pt2", client=2)
+    with pytest.raises(PromptFedError, match="has the model of one client; leave out --all"):
+        export_graph(tmp_path / "site", tmp_path / "again", "pt2", together=True)
 
 
 def test_an_export_that_answers_otherwise_is_not_kept(
