@@ -203,11 +203,12 @@ class Loop:
         right, total = torch.zeros(len(self._present(t))), torch.zeros(len(self._present(t)))
         right[clients], total[clients] = fitted.tested["correct"].float(), fitted.tested["count"].float()
         trained, count = score(right.tolist(), total.tolist()), received["count"].tolist()
+        before = [line["received"] for line in self.record.rounds[max(t - 1, 0) : t]]  # none where nothing is recorded
         return {
             "loss": _mean_loss(received),
             "received": score(received["correct"].tolist(), count),
             "trained": trained,
-            "local": local_score(trained, self.record.rounds[t - 1]["received"] if t else None, count),
+            "local": local_score(trained, before[0] if before else None, count),
         }
 
     def reevaluated(self, line: Line) -> Line:
