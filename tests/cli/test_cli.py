@@ -237,7 +237,7 @@ def test_demo_runs_three_methods_once(tmp_path: Path, images: Path, monkeypatch:
     monkeypatch.setattr(config, "load", smaller)
     first = promptfed("demo", "--out", tmp_path / "demo", "--seed", 3)
     assert first.code == 0
-    names = ["fedavg-seed3", "local-seed3", "pfedpt-seed3"]
+    names = ["alone-seed3", "fedavg-seed3", "prompts-seed3"]
     assert sorted(path.name for path in (tmp_path / "demo").iterdir() if path.is_dir()) == names
     assert len(list((tmp_path / "demo").glob("report*.html"))) == 1
     before = {name: (tmp_path / "demo" / name / "summary.json").stat().st_mtime_ns for name in names}
