@@ -19,6 +19,7 @@ from promptfed.cli import arguments
 from promptfed.runs import config, execution, registry, runner
 from promptfed.runs.checks import PROMISES
 from support.command import Done, environment, promptfed
+from support.few_photographs import few_photographs
 from support.tiny_runs import tiny, write_images
 
 COMMANDS: tuple[list[str], ...] = (
@@ -228,8 +229,8 @@ def test_check_names_every_promise() -> None:
     assert done.out.splitlines()[-1] == f"local keeps all {len(PROMISES)} promises."
 
 
-def test_demo_runs_three_methods_once(tmp_path: Path, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load, small = config.load, tiny(images, "rounds=1", "per_round=0")
+def test_demo_runs_three_methods_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load, small = config.load, few_photographs(tmp_path / "few.npz")
 
     def smaller(source: str, words: Sequence[str] = ()) -> list[config.Recipe]:
         return load(source, [*words, *(small if source in registry.recipes() else [])])

@@ -11,7 +11,7 @@ from support.toys import BLACK, FrozenTokens, dataset, numbered, rng, shards, ta
 
 TASK = task(FrozenTokens())
 HEAD = ["head.weight", "head.bias"]
-ONE_STEP = PFedVPT(tokens=1, smoothing=1.0, lr=1.0, batch=4, momentum=0.0, weight_decay=0.0)
+ONE_STEP = PFedVPT(prompt="own", tokens=1, smoothing=1.0, lr=1.0, batch=4, momentum=0.0, weight_decay=0.0)
 
 
 def head(weight: float = 1.0, bias: float = 0.0) -> Tree:
@@ -52,8 +52,8 @@ def test_class_shares_count_in_the_answer() -> None:
 @pytest.mark.parametrize(
     ("method", "sent", "kept"),
     [
-        (PFedVPT(tokens=5), 8, 2 + 15),
-        (PFedVPT(tokens=5, prior=False), 8, 15),
+        (PFedVPT(prompt="own", tokens=5), 8, 2 + 15),
+        (PFedVPT(prompt="own", tokens=5, prior=False), 8, 15),
         (PFedVPT(tokens=0), 8, 2),
         (PFedVPT(tokens=5, prompt="shared"), 8 + 15, 2),
         (PFedVPT(tokens=5, prompt="low-rank", rank=2), 8 + 15, 2 + 5 * 2 + 2 * 3),
@@ -95,7 +95,7 @@ def test_a_generator_follows_the_prompts_as_in_pfedpg() -> None:
 
 def test_only_a_model_without_own_prompts_can_do_without_a_client() -> None:
     where = task(FrozenTokens(spread=1.0), 3)
-    for method, able in ((PFedVPT(prompt="shared"), True), (PFedVPT(tokens=0), True), (PFedVPT(), False)):
+    for method, able in ((PFedVPT(prompt="shared"), True), (PFedVPT(tokens=0), True), (PFedVPT(prompt="own"), False)):
         assert bool(method.deploy(where, method.init_server(where, rng()))) is able
 
 
