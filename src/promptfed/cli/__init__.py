@@ -8,8 +8,9 @@ import sys
 
 import typer
 
-from promptfed.cli.analysis import audit, compare, export, figure, generate, quality, report
+from promptfed.cli.analysis import audit, compare, figure, generate, quality, report
 from promptfed.cli.costing import plan
+from promptfed.cli.exporting import export
 from promptfed.cli.listing import check, data_app, doctor, list_
 from promptfed.cli.scaffolding import new_app
 from promptfed.cli.serving import serve, token

@@ -151,25 +151,6 @@ def generate(
     say(f"{out}: {count} pictures of {', '.join(rows)}")
 
 
-def export(
-    folder: RunDir,
-    out: Annotated[Path, typer.Option(help="The .safetensors file.")] = Path("learned_embeds.safetensors"),
-    client: Annotated[int | None, typer.Option(help="Export this client's own word, not the global one.")] = None,
-    token: Annotated[str, typer.Option(help="The name of the word in prompts.")] = "<concept>",
-    prompt: Annotated[
-        str, typer.Option(help="The prompt for which a client's word is written; the word is scaled to it.")
-    ] = "a photo of a {}",
-    device: Device = "",
-) -> None:
-    """Write the learned word to a file that diffusers' load_textual_inversion and web interfaces can load."""
-    from promptfed.analysis.exports.word import export_word
-    from promptfed.runs.finished import open_run, open_words
-
-    run = open_words(folder, device) if client is None else open_run(folder, device)
-    word = export_word(run, out, token=token, client=client, prompt=prompt)
-    say(f"{out}: {token} has {len(word)} × {word.shape[-1]} numbers.")
-
-
 def quality(
     dirs: Dirs,
     features: Annotated[str, typer.Option(help="clip, clip:WEIGHTS, inception:FILE or torchmetrics.")] = "clip",

@@ -57,11 +57,14 @@ class _Source:
     metrics: Sequence[Mapping[str, float | None]]
 
 
-def make_bundle(source: Path, out: Path, device: str = "auto") -> Bundle:
-    """Write the bundle of the run or the site's model at `source` to the new folder `out`, whole or not at all."""
+def make_bundle(source: Path, out: Path, device: str = "auto", only: int | None = None) -> Bundle:
+    """Write the bundle of the run or the site's model at `source` to the new folder `out`, whole or not at all.
+
+    With `only`, that client's model alone is in it.
+    """
     if out.exists():
         raise PromptFedError(f"{out} exists already; give another --out, or delete it.")
-    found = _find(source, device)
+    found = _find(source, device, only)
     part = out.with_name(f".{out.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
@@ -74,16 +77,20 @@ def make_bundle(source: Path, out: Path, device: str = "auto") -> Bundle:
     return bundle
 
 
-def _find(source: Path, device: str) -> _Source:
-    """Open the run or the site's model at `source`."""
+def _find(source: Path, device: str, only: int | None) -> _Source:
+    """Open the run or the site's model at `source`; of a run all clients, or `only` one."""
     folder = find_folder(source, device)
     if (folder / ABOUT).is_file():
         raise PromptFedError(f"{folder} is a bundle already; give the folder of a finished run.")
     if not (folder / names.RECIPE).is_file():
+        if only is not None:
+            raise PromptFedError(f"{folder} has the model of one site; leave out --client.")
         report = read_json(folder / "report.json") or {}
         alone = site_model(folder, device)
         return _Source(read_model(folder).recipe, [lambda: alone], [report.get("accuracy")], [report.get("site")], [{}])
     run = open_classifier(folder, device)
+    if only is not None:
+        run.check_client(only)
     summary = read_summary(folder)
     each = summary["accuracy"].get("per_client") or [None] * len(run)
     beyond = summary.get("metrics")
@@ -92,7 +99,14 @@ def _find(source: Path, device: str) -> _Source:
     def make(client: int) -> Callable[[], Model]:
         return lambda: client_model(run, client)
 
-    return _Source(run.recipe, [make(client) for client in range(len(run))], each, [None] * len(run), metrics)
+    chosen = range(len(run)) if only is None else [only]
+    return _Source(
+        run.recipe,
+        [make(client) for client in chosen],
+        [each[client] for client in chosen],
+        [None] * len(chosen),
+        [metrics[client] for client in chosen],
+    )
 
 
 def _write(folder: Path, source: _Source) -> Bundle:
