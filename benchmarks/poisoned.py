@@ -64,7 +64,7 @@ class Poisoned(FedAvg):
 
 def poisoned_loop(words: Sequence[str], poisoned: int, factor: float, folder: Path) -> Loop:
     """Return the round loop of a FedAvg recipe some of whose clients are poisoned."""
-    recipe = config.load_one("demo/fedavg", list(words))
+    recipe = config.load_one("frames/fedavg", list(words))
     given = {key: value for key, value in recipe.method.items() if key != "name"}
     method = Poisoned(**given, poisoned=poisoned, factor=factor)
     dataset = open_dataset(**recipe.data)

@@ -52,10 +52,11 @@ def make_served(folder: Path, tenants: int, device: torch.device, dtype: str, si
     arch = {"width": width, "depth": depth, "heads": heads, "patch": patch}
     precision = "bf16" if dtype == "bf16" else "fp32"
     backbone = ViT.random((3, side, side), CLASSES, precision=precision, **arch).to(device)  # type: ignore[arg-type]
-    draw = torch.Generator().manual_seed(0)
     shapes = {"prompt": (TOKENS, width), "head.weight": (CLASSES, width), "head.bias": (CLASSES,)}
     path = folder / f"{tenants}.safetensors"
-    save_file({name: torch.randn(tenants, *shape, generator=draw) / 10 for name, shape in shapes.items()}, path)
+    if not path.exists():
+        draw = torch.Generator().manual_seed(0)
+        save_file({name: torch.randn(tenants, *shape, generator=draw) / 10 for name, shape in shapes.items()}, path)
     file, classes = BundledFile(path.name, 0, ""), tuple(map(str, range(CLASSES)))
     grey = (0.5, 0.5, 0.5)
     name = {"name": "fedvpt"}
@@ -138,6 +139,7 @@ def touch(served: ServedBundle, batch: int) -> None:
 def memory(folder: Path, few: int, many: int, device: torch.device, dtype: str, side: int) -> tuple[float, float]:
     """Return the private and the mapped bytes that a further tenant takes once all rows have been used."""
     held = []
+    make_served(folder, many, device, dtype, side)  # making the file takes memory that serving it does not
     for tenants in (few, few, many):  # the first is for what is allocated but once
         gc.collect()
         served = make_served(folder, tenants, device, dtype, side)

@@ -18,8 +18,8 @@ from support.small_tables import run, small_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
-KEPT = ("pfedpt-t", "pfedpg-", "fedapt-", "relic-")
-PAPERS = ("index", "pfedpt", "pfedpg", "fedapt", "relic")
+KEPT = ("pfedpt-t", "pfedpg-", "fedapt-", "relic-", "pfedvpt-")
+PAPERS = ("index", "pfedpt", "pfedpg", "fedapt", "relic", "pfedvpt")
 NUMBER = re.compile(r"[+-]?\d+\.\d\d+")
 OF_FIGURES = {"0.18", "0.19", "0.17", "0.00"}  # from `promptfed figure`, whose commands the pages show
 TABLES = sorted(path.name for start in KEPT for path in RESULTS.glob(f"{start}*"))
@@ -96,21 +96,57 @@ def test_the_overview_has_a_verdict_for_every_paper() -> None:
     assert {one["paper"] for one in verdicts("index")} == {"pFedPT", "pFedPG", "FedAPT", "RELIC"}
 
 
-def test_no_seed_reverses_the_demo() -> None:
+def kept(folder: str, name: str) -> dict[str, Any]:
+    """Return the accuracy and the traffic of a run that is kept as its summary."""
+    found = json.loads((RESULTS / folder / f"{name}.json").read_text(encoding="utf-8"))
+    return {**found["accuracy"], "bytes": found["traffic"]["down_bytes"] + found["traffic"]["up_bytes"]}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_seed_reverses_the_demo(seed: int) -> None:
+    alone, fedavg, prompts = (kept("demo", f"{name}-seed{seed}") for name in ("alone", "fedavg", "prompts"))
+    for kind in ("mean", "worst"):
+        assert prompts[kind] >= max(alone[kind], fedavg[kind]) + 0.02
+    assert 0 < 100 * prompts["bytes"] < fedavg["bytes"]
+
+
+def test_no_seed_reverses_the_frames() -> None:
     for seed in range(5):
-        means = {}
-        for method in ("fedavg", "pfedpt"):
-            path = ROOT / "docs" / "results" / "demo" / f"{method}-seed{seed}.json"
-            means[method] = json.loads(path.read_text(encoding="utf-8"))["accuracy"]["mean"]
-        assert means["pfedpt"] > means["fedavg"]
+        assert kept("frames", f"pfedpt-seed{seed}")["mean"] > kept("frames", f"fedavg-seed{seed}")["mean"]
+
+
+def test_what_came_of_pfedvpt() -> None:
+    for column, prompts in (
+        ("people", ("own", "shared", "low-rank", "generated", "both")),
+        ("office", ("own", "shared")),
+    ):
+        rows = {one["row"]: one for one in read_table(RESULTS / "pfedvpt-personal")["rows"] if one["column"] == column}
+        tuned = {name: one["tuned"]["ours"]["mean"] for name, one in rows.items() if one["tuned"]}
+        best = {name: value for name, value in tuned.items() if value is not None}
+        assert max(best, key=lambda name: best[name]) == "prior"  # no prompt adds to head and class shares
+        assert min(best[name] for name in prompts) > max(best["head-probe"], best["fedavg"], best["fedvpt"])
+
+
+def test_what_came_of_the_authors_own_clients() -> None:
+    near = {}
+    for column in ("dirichlet", "iid", "pathological"):
+        rows = read_table(RESULTS / f"pfedpt-t1-authors-{column}")["rows"]
+        gaps = {}
+        for one in rows:
+            ours = one["ours"]
+            alike = told(ours["weighted"] if ours["adapted"] else ours["best_weighted"])
+            gaps[one["row"]] = abs(alike - told((one["paper"] or {"mean": None})["mean"]))
+        near[column] = (sum(gap < 2 for gap in gaps.values()), len(gaps))
+        starred = {name for name, gap in gaps.items() if gap >= 2 and name.endswith("-tuned")}
+        assert starred == ({"fedavg-tuned", "fedprox-tuned", "moon-tuned"} if len(gaps) == 13 else set())
+    assert near == {"dirichlet": (10, 13), "iid": (6, 13), "pathological": (3, 4)}
 
 
 def test_the_readme_opens_with_the_demo_as_it_came_out() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for method in ("local", "fedavg", "pfedpt"):
-        path = ROOT / "docs" / "results" / "demo" / f"{method}-seed0.json"
-        accuracy = json.loads(path.read_text(encoding="utf-8"))["accuracy"]
-        assert f"| {100 * accuracy['mean']:.2f} | {100 * accuracy['worst']:.2f} |" in readme
+    for method in ("alone", "fedavg", "prompts"):
+        found = kept("demo", f"{method}-seed0")
+        assert f"| {100 * found['mean']:.2f} | {100 * found['worst']:.2f} |" in readme
 
 
 def assert_told_by_its_runs(folder: Path) -> None:
@@ -325,8 +361,9 @@ def test_pfedpts_runs_are_those_of_the_tables_with_the_keys_the_page_names(name:
     cells_now = find_table(found["table"]).cells()
     for entry in found["rows"]:
         cell = cells_now[f"{entry['column']}/{entry['row']}"]
-        words = ["partition.draw=seed", "evaluate.every=10"]
-        if cell.recipe["partition"]["name"] == "pfllib-iid":
+        older = "authors" not in name
+        words = ["partition.draw=seed", "evaluate.every=10"] if older else []
+        if older and cell.recipe["partition"]["name"] == "pfllib-iid":
             words.append("partition.balanced=false")
         recipe = cell_recipe(cell, words)
         assert {int(seed): replace(recipe, seed=int(seed)).hash for seed in entry["ours"]["recipe_hashes"]} == {

@@ -11,6 +11,7 @@ from PIL import Image
 
 from promptfed.runs import config, registry
 from support.command import promptfed
+from support.few_photographs import few_photographs
 from support.scripts import load_script
 
 ROOT = Path(__file__).parents[1]
@@ -82,11 +83,13 @@ def test_make_builds_the_site_although_a_folder_has_its_name() -> None:
 
 def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run every command and the Python block in order, the recipes of the demo with fewer rounds and images."""
-    load = config.load
+    load, few = config.load, few_photographs(tmp_path / "few.npz")
 
     def smaller(source: str, words: Sequence[str] = ()) -> list[config.Recipe]:
         known = source in registry.recipes()
-        return load(source, [*(["rounds=1", "data.limit=3", "clients=4"] if known else []), *words])
+        return load(
+            source, [*(few if known else []), *(word for word in words if word not in ("clients=100", "per_round=10"))]
+        )
 
     monkeypatch.setattr(config, "load", smaller)
     monkeypatch.chdir(tmp_path)

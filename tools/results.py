@@ -3,10 +3,10 @@
     python tools/results.py            # of all pages
     python tools/results.py pfedpg     # of one
 
-A summary is the summary.json of one finished run folder: the demo's are named METHOD-seedN.json, pFedPT's on CIFAR-10
-COLUMN-ROW.json; the paper's figures are those of its Table 1. Of everything else there is the table.json of each table,
-as `promptfed reproduce` writes it, with the paper's figures, and for RELIC measured.json beside it with what
-`promptfed quality` and `promptfed audit` found.
+A summary is the summary.json of one finished run folder: those of the demo and of frames are named METHOD-seedN.json,
+pFedPT's on CIFAR-10 COLUMN-ROW.json; the paper's figures are those of its Table 1. Of everything else there is the
+table.json of each table, as `promptfed reproduce` writes it, with the paper's figures, and for RELIC measured.json
+beside it with what `promptfed quality` and `promptfed audit` found.
 """
 
 import json
@@ -17,6 +17,7 @@ from typing import Any
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 SEEDS = range(5)
+DEMO_SEEDS = range(3)
 ROWS = {"local": "Local", "fedavg": "FedAvg", "pfedpt": "pFedPT, 2-pixel frame", "pfedpt4": "pFedPT, 4-pixel frame"}
 COLUMNS = {
     "dirichlet": "Dirichlet 0.3, split as the authors' code does",
@@ -47,6 +48,9 @@ PFEDPT = (
     "pfedpt-t7-cifar10",
     "pfedpt-t8-cifar10",
 )
+# Table 1 again, on the authors' own clients and measured as they measure
+AUTHORS = ("pfedpt-t1-authors-dirichlet", "pfedpt-t1-authors-iid", "pfedpt-t1-authors-pathological")
+PERSONAL = "pfedvpt-personal"
 # Table 2 with the prompt; without it, its cells are those of Table 1
 PLUGIN, ALONE = "pfedpt-t2-cifar10", "pfedpt-t1-cifar10"
 FEDAPT = "fedapt-office"
@@ -83,11 +87,21 @@ def table(column: str) -> list[str]:
 
 
 def demo_table() -> list[str]:
-    """Return the demo's mean accuracy over clients for every seed."""
+    """Return the demo's mean accuracy over clients, and the worst client's, for every seed."""
+    lines = [f"| mean / worst client, seed | {' | '.join(map(str, DEMO_SEEDS))} |", "|---|" + "--:|" * len(DEMO_SEEDS)]
+    for method, title in (("alone", "alone, own head"), ("fedavg", "FedAvg"), ("prompts", "pFedVPT")):
+        found = [(summary("demo", f"{method}-seed{seed}") or {})["accuracy"] for seed in DEMO_SEEDS]
+        cells = [f"{100 * one['mean']:.2f} / {100 * one['worst']:.2f}" for one in found]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def frames_table() -> list[str]:
+    """Return the mean accuracy over clients of the comparison of frames for every seed."""
     lines = [f"| seed | {' | '.join(map(str, SEEDS))} |", "|---|" + "--:|" * len(SEEDS)]
     means: dict[str, list[float]] = {}
     for method, title in (("local", "Local"), ("fedavg", "FedAvg"), ("pfedpt", "pFedPT")):
-        found = [summary("demo", f"{method}-seed{seed}") for seed in SEEDS]
+        found = [summary("frames", f"{method}-seed{seed}") for seed in SEEDS]
         means[method] = [100 * one["accuracy"]["mean"] for one in found if one]
         lines.append(f"| {title} | {' | '.join(f'{mean:.2f}' for mean in means[method])} |")
     gains = [ours - theirs for ours, theirs in zip(means["pfedpt"], means["fedavg"], strict=True)]
@@ -134,6 +148,48 @@ def pfedpt_table(folder: str, column: str) -> list[str]:
         ("best round, as received", [_two(one["ours"]["best_weighted"]) for one in rows]),
     ]
     return _markdown(f"{found['title']}, {title}", parts)
+
+
+def authors_table(folder: str) -> list[str]:
+    """Return a column on the authors' own clients: the number measured as theirs, then our own ways of measuring."""
+    found = outcome(folder)
+    rows = found["rows"]
+    ours = [one["ours"] for one in rows]
+    alike = [one["weighted"] if one["adapted"] else one["best_weighted"] for one in ours]
+    parts = [
+        ("method", [one["title"] for one in rows]),
+        ("paper", [_two(one["paper"]["mean"]) for one in rows]),
+        ("ours, measured alike", [_two(value) for value in alike]),
+        ("difference", [_signed(value - one["paper"]["mean"]) for value, one in zip(alike, rows, strict=True)]),
+        ("that is", ["last round, tuned" if one["adapted"] else "best round" for one in ours]),
+        ("best local", [_two(one["best_local"]) for one in ours]),
+        ("last round, sample-weighted", [_two(one["weighted"]) for one in ours]),
+        ("last round, mean of clients", [_two(one["mean"]) for one in ours]),
+    ]
+    return _markdown(f"{found['title']}, {found['columns'][0]['title']}, the authors' own clients", parts)
+
+
+def personal_table(column: str) -> list[str]:
+    """Return what is built from a frozen backbone's parts: each at its best rate, its worst client, its bytes."""
+    found = outcome(PERSONAL)
+    title = next(one["title"] for one in found["columns"] if one["name"] == column)
+    runs = json.loads((RESULTS / PERSONAL / "runs.json").read_text(encoding="utf-8")).values()
+    rows = [one for one in found["rows"] if one["column"] == column and one["tuned"]["ours"]["mean"] is not None]
+    tuned = [one["tuned"]["ours"] for one in rows]
+    worst = []
+    for ours in tuned:
+        hashes = {(recipe, int(seed)) for seed, recipe in ours["recipe_hashes"].items()}
+        each = [min(run["per_client"]) for run in runs if (run["recipe_hash"], run["seed"]) in hashes]
+        worst.append(100 * mean(each))
+    parts = [
+        ("method", [one["title"] for one in rows]),
+        ("mean, ± over seeds", [_spread(ours) for ours in tuned]),
+        ("worst client", [_two(value) for value in worst]),
+        ("its rate", [_rate(one["tuned"]) for one in rows]),
+        ("at rate 0.1", [_two(one["ours"]["mean"]) if one["row"] not in ("fedavg", "fedrep") else "" for one in rows]),
+        ("numbers sent a round", [f"{ours['traffic']['up_floats']:,}" for ours in tuned]),
+    ]
+    return _markdown(title, parts)
 
 
 def plugin_table(column: str) -> list[str]:
@@ -333,13 +389,18 @@ def _rate(tuned: dict[str, Any] | None) -> str:
 
 
 def demo_page() -> list[list[str]]:
-    """Return the table of the overview."""
-    return [demo_table()]
+    """Return the tables of the overview."""
+    return [demo_table(), frames_table()]
+
+
+def pfedvpt_page() -> list[list[str]]:
+    """Return our own comparison, column by column."""
+    return [personal_table(one["name"]) for one in outcome(PERSONAL)["columns"]]
 
 
 def pfedpt_page() -> list[list[str]]:
     """Return pFedPT's tables: three methods on five splits, then the paper's own tables."""
-    tables = [table(column) for column in COLUMNS]
+    tables = [authors_table(folder) for folder in AUTHORS] + [table(column) for column in COLUMNS]
     tables += [pfedpt_table(folder, one["name"]) for folder in PFEDPT for one in outcome(folder)["columns"]]
     tables += [plugin_table(one["name"]) for one in outcome(PLUGIN)["columns"]]
     return tables + [order_table(folder) for folder in PFEDPT if "-t8-" not in folder]  # which has two methods
@@ -370,6 +431,7 @@ PAGES = {
     "pfedpg": pfedpg_page,
     "fedapt": fedapt_page,
     "relic": relic_page,
+    "pfedvpt": pfedvpt_page,
 }
 
 

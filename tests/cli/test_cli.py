@@ -19,6 +19,7 @@ from promptfed.cli import arguments
 from promptfed.runs import config, execution, registry, runner
 from promptfed.runs.checks import PROMISES
 from support.command import Done, environment, promptfed
+from support.few_photographs import few_photographs
 from support.tiny_runs import tiny, write_images
 
 COMMANDS: tuple[list[str], ...] = (
@@ -228,8 +229,8 @@ def test_check_names_every_promise() -> None:
     assert done.out.splitlines()[-1] == f"local keeps all {len(PROMISES)} promises."
 
 
-def test_demo_runs_three_methods_once(tmp_path: Path, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load, small = config.load, tiny(images, "rounds=1", "per_round=0")
+def test_demo_runs_three_methods_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load, small = config.load, few_photographs(tmp_path / "few.npz")
 
     def smaller(source: str, words: Sequence[str] = ()) -> list[config.Recipe]:
         return load(source, [*words, *(small if source in registry.recipes() else [])])
@@ -237,7 +238,7 @@ def test_demo_runs_three_methods_once(tmp_path: Path, images: Path, monkeypatch:
     monkeypatch.setattr(config, "load", smaller)
     first = promptfed("demo", "--out", tmp_path / "demo", "--seed", 3)
     assert first.code == 0
-    names = ["fedavg-seed3", "local-seed3", "pfedpt-seed3"]
+    names = ["alone-seed3", "fedavg-seed3", "prompts-seed3"]
     assert sorted(path.name for path in (tmp_path / "demo").iterdir() if path.is_dir()) == names
     assert len(list((tmp_path / "demo").glob("report*.html"))) == 1
     before = {name: (tmp_path / "demo" / name / "summary.json").stat().st_mtime_ns for name in names}

@@ -57,7 +57,8 @@ def test_keys_are_what_a_recipe_takes() -> None:
     assert keys("backbones", "cnn")["channels"] == (32, 64)
     assert keys("partitions", "pathological").keys() >= {"classes_per_client"}
     assert (
-        keys("recipes", "demo/local")["method"] == tomllib.loads(registry.recipes()["demo/local"].read_text())["method"]
+        keys("recipes", "frames/local")["method"]
+        == tomllib.loads(registry.recipes()["frames/local"].read_text())["method"]
     )
 
 

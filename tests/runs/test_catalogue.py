@@ -96,7 +96,7 @@ WORDS = [
     "list figures",
     "rum",
     "run pfedptt",
-    "run demo/pfedp",
+    "run frames/pfedp",
     "run fedavg round=3",
     "run fedavg rounds=many",
     "run fedavg method.epoch=3",

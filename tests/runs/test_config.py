@@ -78,17 +78,18 @@ def test_a_file_and_overrides(tmp_path: Path) -> None:
 
 
 def test_a_new_name_resets_its_table() -> None:
-    assert one("demo/pfedpt", "method.name=fedavg").method == one("fedavg").method
-    assert one("demo/pfedpt", "method.name=pfedpt").method == one("demo/pfedpt").method
+    assert one("frames/pfedpt", "method.name=fedavg").method == one("fedavg").method
+    assert one("frames/pfedpt", "method.name=pfedpt").method == one("frames/pfedpt").method
     assert (
-        one("demo/pfedpt", "partition.name=dirichlet").partition == one("fedavg", "partition.name=dirichlet").partition
+        one("frames/pfedpt", "partition.name=dirichlet").partition
+        == one("fedavg", "partition.name=dirichlet").partition
     )
 
 
 def test_the_order_of_overrides_does_not_matter() -> None:
     words = ["method.lr=0.5", "method.name=fedavg", "partition.alpha=0.3", "partition.name=dirichlet"]
-    assert load("demo/pfedpt", words) == load("demo/pfedpt", words[::-1])
-    assert one("demo/pfedpt", *words).method["lr"] == 0.5
+    assert load("frames/pfedpt", words) == load("frames/pfedpt", words[::-1])
+    assert one("frames/pfedpt", *words).method["lr"] == 0.5
 
 
 @pytest.mark.parametrize("data", ["data.name=folder:x", "data.name=npz:x"])
@@ -166,7 +167,7 @@ def test_build_method() -> None:
 
 
 def test_resolving_twice_changes_nothing() -> None:
-    recipe = one("demo/pfedpt")
+    recipe = one("frames/pfedpt")
     assert resolve(tomllib.loads(recipe.to_toml())) == recipe
 
 

@@ -23,6 +23,7 @@ from promptfed.methods.moon import Moon
 from promptfed.methods.per_fedavg import PerFedAvg
 from promptfed.methods.pfedpg import PFedPG
 from promptfed.methods.pfedpt import PFedPT
+from promptfed.methods.pfedvpt import PFedVPT
 from promptfed.methods.promptfl import PromptFL
 from promptfed.methods.relic import RELIC, FedCPW, FedProto, FedTI, TICentral, TILocal
 from promptfed.methods.resnet_full import ResNetFull
@@ -67,6 +68,13 @@ VARIANTS: dict[str, Method] = {
     "fedrod": FedRoD(epochs=1, batch=8),
     "fedbabu": FedBABU(epochs=1, batch=8),
     "fedbabu tuning all": FedBABU(epochs=1, batch=8, tune="all", tune_epochs=1),
+    "pfedvpt": PFedVPT(tokens=2, batch=8, lr=0.05),
+    "pfedvpt own": PFedVPT(prompt="own", tokens=2, batch=8, lr=0.05),
+    "pfedvpt without a prompt": PFedVPT(tokens=0, batch=8, lr=0.05),
+    "pfedvpt without class shares": PFedVPT(prompt="own", prior=False, tokens=2, batch=8, lr=0.05),
+    "pfedvpt low-rank": PFedVPT(prompt="low-rank", tokens=2, batch=8, lr=0.05),
+    "pfedvpt generated": PFedVPT(prompt="generated", tokens=2, batch=8, lr=0.05),
+    "pfedvpt both": PFedVPT(prompt="both", tokens=2, batch=8, lr=0.05),
     "pfedpg": PFedPG(tokens=2, epochs=1, batch=8, lr=0.05),
     "pfedpg mlp": PFedPG(generator="mlp", tokens=2, epochs=1, batch=8, lr=0.05),
     "pfedpg adain": PFedPG(generator="adain", tokens=2, epochs=1, batch=8, lr=0.05),

@@ -26,7 +26,7 @@ TEN.append("pfedpg")
 
 
 def test_there_are_some() -> None:
-    assert {"demo/local", "demo/fedavg", "demo/pfedpt"} <= set(RECIPES)
+    assert {"frames/local", "frames/fedavg", "frames/pfedpt"} <= set(RECIPES)
 
 
 def test_file_names_are_unique_and_speak_for_themselves() -> None:
@@ -61,10 +61,13 @@ def test_what_it_asks_for_survives_resolving(name: str) -> None:
             assert (list(found) if isinstance(found, tuple) else found) == wanted
 
 
-def test_the_demo_is_one_comparison() -> None:
-    local, fedavg, pfedpt = (config.load(f"demo/{name}")[0] for name in ("local", "fedavg", "pfedpt"))
-    for key in ("seed", "rounds", "clients", "per_round", "data", "partition", "backbone"):
-        assert getattr(local, key) == getattr(fedavg, key) == getattr(pfedpt, key)
+@pytest.mark.parametrize(
+    "names", [("demo/alone", "demo/fedavg", "demo/prompts"), ("frames/local", "frames/fedavg", "frames/pfedpt")]
+)
+def test_the_demo_and_the_frames_are_one_comparison_each(names: tuple[str, ...]) -> None:
+    first, *others = (config.load(name)[0] for name in names)
+    for key in ("seed", "clients", "per_round", "data", "partition", "backbone"):
+        assert all(getattr(one, key) == getattr(first, key) for one in others)
 
 
 # -- tables of papers -------------------------------------------------------------------------------------------------
@@ -108,9 +111,9 @@ def test_a_cell_says_what_it_is() -> None:
 
 
 def test_a_recipe_says_what_it_is_too() -> None:
-    about, keys = describe("demo/fedavg")
-    assert about == RECIPES["demo/fedavg"].read_text().splitlines()[0].removeprefix("# ")
-    assert keys == tomllib.loads(RECIPES["demo/fedavg"].read_text())
+    about, keys = describe("frames/fedavg")
+    assert about == RECIPES["frames/fedavg"].read_text().splitlines()[0].removeprefix("# ")
+    assert keys == tomllib.loads(RECIPES["frames/fedavg"].read_text())
 
 
 @pytest.mark.parametrize("name", TABLES)

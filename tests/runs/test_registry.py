@@ -44,7 +44,7 @@ def tables_opened() -> Iterator[list[str]]:
 # -- which files a name opens ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["fedavg", "pfedpt", "fedavg+pt", "test_registry:Mine", "demo/pfedpt"])
+@pytest.mark.parametrize("name", ["fedavg", "pfedpt", "fedavg+pt", "test_registry:Mine", "frames/pfedpt"])
 def test_a_name_that_needs_no_table_opens_none(name: str) -> None:
     with tables_opened() as opened:
         config.load(name, ["prompt.kind=frame"] if name.endswith("+pt") else ())
@@ -76,8 +76,8 @@ def test_a_cell_opens_its_own_table_only() -> None:
 def test_a_misspelt_cell_is_looked_for_in_all_tables() -> None:
     with pytest.raises(PromptFedError, match='did you mean "pfedpg/t1-office/fedvpt"'):
         config.load("pfedpg/t1-office/fedvptt")
-    with pytest.raises(PromptFedError, match='did you mean "demo/pfedpt"'):
-        config.load("demo/pfedp")
+    with pytest.raises(PromptFedError, match='did you mean "frames/pfedpt"'):
+        config.load("frames/pfedp")
 
 
 def test_every_recipe_is_found_by_its_name() -> None:
@@ -86,7 +86,7 @@ def test_every_recipe_is_found_by_its_name() -> None:
         assert found == path if name in registry.single_recipes() else found is not None
     assert all("/" in name for name in [*registry.recipes(), *registry.tables()])
     assert find_recipe("fedavg") is None
-    assert find_recipe("../recipes/demo/fedavg") is None
+    assert find_recipe("../recipes/frames/fedavg") is None
 
 
 # -- methods --------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from PIL import Image
 
 from promptfed.analysis import predict
 from promptfed.serving import explain
+from promptfed.serving.app import make_app
 from promptfed.serving.limits import ServingLimits
 from promptfed.serving.openapi import document
 from promptfed.serving.recorder import HEADERS, KNOWN
@@ -74,6 +75,7 @@ def test_everything_wrong_gets_its_status_and_a_sentence(bundle: Path) -> None:
         (400, "POST", "/v1/predict?client=1&top=many", {"content": picture()}),
         (400, "POST", "/v1/explain?client=1&grid=9", {"content": picture()}),
         (403, "POST", "/v1/predict?client=1", {"content": picture(), "headers": {"origin": "http://else.org"}}),
+        (400, "POST", "/v1/predict?client=1", {"content": picture(), "headers": {"origin": "http://["}}),
         (404, "GET", "/v2/predict", {}),
         (405, "GET", "/v1/predict", {}),
         (405, "DELETE", "/v1/clients", {}),
@@ -221,6 +223,24 @@ def test_a_late_answer_is_504_and_leaves_the_queue(bundle: Path) -> None:
         return answer.status_code, service.pending, service.metrics.images
 
     assert visit(bundle, work=work, limits=ServingLimits(deadline=0.0)) == (504, 0, 0)
+
+
+def test_who_hangs_up_is_not_computed(bundle: Path) -> None:
+    async def work(client: httpx.AsyncClient, service: Service) -> tuple[int, int, int]:
+        told = [{"type": "http.request", "body": picture()}, {"type": "http.disconnect"}]
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            return told.pop(0) if told else {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/predict", "query_string": b"client=1", "headers": []}
+        await make_app(service)(scope, receive, send)
+        return sent[0]["status"], service.pending, service.metrics.images
+
+    assert visit(bundle, work=work) == (499, 0, 0)
 
 
 def test_a_reload_takes_in_new_clients_and_drops_no_request(bundle: Path, tmp_path: Path) -> None:

@@ -42,6 +42,8 @@ class Accuracy(StrEnum):
     weighted = "weighted"
     after = "after"
     deployed = "deployed"
+    best_round = "best-round"
+    best_local = "best-local"
     domains = "domains"
     balanced_accuracy = "balanced_accuracy"
     worst_balanced_accuracy = "worst_balanced_accuracy"

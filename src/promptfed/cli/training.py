@@ -143,7 +143,7 @@ def demo(
     ] = 0,
     out: Annotated[Path, typer.Option(help="The folder for the three runs and the report.")] = Path("runs/demo"),
 ) -> None:
-    """Train Local, FedAvg and pFedPT on the same twenty clients of the embedded data set and compare them."""
+    """Should twenty people with ten photographs each train together? Compare everyone alone, FedAvg and pFedVPT."""
     from promptfed.results.report import headline, read_run, write_report
     from promptfed.results.report.layout import to_rich
     from promptfed.runs import runner
@@ -156,7 +156,7 @@ def demo(
     console.print(to_rich(headline([read_run(folder) for folder in folders]), console.width))
     page = write_report(folders, out / f"report-seed{seed}.html")
     say(f"Report: {page.resolve()}")
-    say("Next: promptfed run demo/pfedpt method.size=[1,2,8] shows how wide the frame should be.")
+    say("Next: promptfed run demo/prompts method.tokens=[0,1,16] shows what the number of prompt tokens changes.")
 
 
 def reproduce(

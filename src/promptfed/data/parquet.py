@@ -17,7 +17,7 @@ from promptfed.core.errors import PromptFedError, choice
 from promptfed.core.options import Count, Share, Whole
 from promptfed.data.dataset import Dataset
 from promptfed.data.own_photos import own_album, read_own
-from promptfed.data.parquet_columns import Columns, find_columns
+from promptfed.data.parquet_columns import ParquetColumns, find_columns
 from promptfed.data.photos import Album, Photo, open_rgb, require_trained
 
 HUB_NAME = r"([\w-][\w.-]*/)?[\w-][\w.-]*(@[\w./-]+)?"  # OWNER/NAME or OWNER/NAME@REVISION
@@ -154,10 +154,10 @@ def _place(relative: Path) -> tuple[str, str]:
 # -- what is in them ------------------------------------------------------------------------------------------------
 
 
-def _columns(chosen: HubParquet, root: Path, config: str, paths: Sequence[Path]) -> Columns:
+def _columns(chosen: HubParquet, root: Path, config: str, paths: Sequence[Path]) -> ParquetColumns:
     """Return the columns, which all files must have."""
     schemas = [_parquet(import_parquet().read_schema, path) for path in paths]
-    given = Columns(chosen.image, chosen.label, chosen.site, chosen.patient)
+    given = ParquetColumns(chosen.image, chosen.label, chosen.site, chosen.patient)
     columns = find_columns(schemas[0], root / "README.md", config, given, str(root))
     for path, schema in zip(paths, schemas, strict=True):
         for name in (columns.image, *columns.used()):
@@ -173,7 +173,9 @@ def _parquet(read: Any, path: Path, **options: Any) -> Any:
         raise PromptFedError(f"{path} is not a complete parquet file.") from error
 
 
-def _photos(root: Path, parts: Sequence[tuple[str, Path]], columns: Columns) -> tuple[list[Photo], dict[str, int]]:
+def _photos(
+    root: Path, parts: Sequence[tuple[str, Path]], columns: ParquetColumns
+) -> tuple[list[Photo], dict[str, int]]:
     """Return a photograph for each labelled row, and the place of every class in the order of the set itself."""
     photos: list[Photo] = []
     order: dict[str, int] = {}

@@ -13,7 +13,7 @@ USUAL_LABELS = ("label", "labels", "class", "target")  # where nothing else says
 
 
 @dataclass(frozen=True)
-class Columns:
+class ParquetColumns:
     """The columns of images, labels and, if there are any, sites and patients; and the names of numbered values."""
 
     image: str
@@ -27,7 +27,7 @@ class Columns:
         return [name for name in dict.fromkeys((self.label, self.site, self.patient)) if name]
 
 
-def find_columns(schema: Any, readme: Path, config: str, given: Columns, where: str) -> Columns:
+def find_columns(schema: Any, readme: Path, config: str, given: ParquetColumns, where: str) -> ParquetColumns:
     """Return the columns, as `given` or as the schema tells; `where` is for messages."""
     features = _features(schema) or _features_of_readme(readme, config)
     for key in ("image", "label", "site", "patient"):
@@ -37,7 +37,7 @@ def find_columns(schema: Any, readme: Path, config: str, given: Columns, where: 
     image = given.image or _only("image", pictures, schema.names, where)
     label = given.label or _only("label", _label_columns(schema, features, given, pictures), schema.names, where)
     names = {name: found for name in schema.names if (found := _class_names(features.get(name)))}
-    return Columns(image, label, given.site, given.patient, names)
+    return ParquetColumns(image, label, given.site, given.patient, names)
 
 
 def _only(key: str, found: Sequence[str], every: Sequence[str], where: str) -> str:
@@ -69,7 +69,9 @@ def _is_bytes(kind: Any) -> bool:
     return bool(pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind))
 
 
-def _label_columns(schema: Any, features: Mapping[str, Any], given: Columns, pictures: Sequence[str]) -> list[str]:
+def _label_columns(
+    schema: Any, features: Mapping[str, Any], given: ParquetColumns, pictures: Sequence[str]
+) -> list[str]:
     """Return the columns that can be the labels: those with names of classes, else by name, else any short ones."""
     import pyarrow
 

@@ -1,11 +1,11 @@
-"""pFedVPT: own visual prompts and a shared head on a frozen backbone; a method of this project, after pFedPT.
+"""pFedVPT: a prompt, a shared head and own class shares on a frozen backbone; a method of this project, after pFedPT.
 
-pFedPT's idea where the backbone is frozen: what makes the shared model a client's own is a prompt that stays with the
-client. What is averaged is only the linear head, a few kilobytes. Beside its prompt a client keeps the logarithm of its
-class shares, which is added to the logits in training and in use: the head learns what a photograph shows, as if
-classes were equally frequent everywhere, and each client weighs that by how often it sees each class (logit
-adjustment, Menon et al. ICLR 2021).
-Symbol -> name: P_i -> own.prompt, H -> head.*, log π_i -> own.prior, N_ic -> facts["counts"], a -> smoothing,
+pFedPT's idea where the backbone is frozen: a client keeps to itself what makes the shared model its own. What is
+averaged is a linear head and prompt tokens, a few kilobytes. A client keeps the logarithm of its class shares, which
+is added to the logits in training and in use: head and prompt learn what a photograph shows, as if classes were equally
+frequent everywhere, and each client weighs that by how often it sees each class (logit adjustment, Menon et al.
+ICLR 2021). The prompt may also be the client's own, as in pFedPT, or be generated for it, as in pFedPG.
+Symbol -> name: P_i -> prompt or own.prompt, H -> head.*, log π_i -> own.prior, N_ic -> facts["counts"], a -> smoothing,
 η -> lr, E -> epochs. Client i answers softmax(H(f(x; P_i)) + log π_i).
 """
 
@@ -37,12 +37,12 @@ from promptfed.methods.pfedpg import PFedPG
 
 @dataclass(frozen=True)
 class PFedVPT(Method):
-    """Keep prompt tokens and class shares per client, average the head of a frozen transformer."""
+    """Average a prompt and a head of a frozen transformer, keep class shares, or a prompt too, per client."""
 
     name: ClassVar[str] = "pfedvpt"
     backbone: ClassVar[str] = "vit"
 
-    prompt: Literal["own", "shared", "low-rank", "generated", "both"] = "own"
+    prompt: Literal["shared", "own", "low-rank", "generated", "both"] = "shared"
     tokens: Whole = 4  # 0: no prompt, a head and class shares only
     rank: Count = 1  # of low-rank and both
     prior: bool = True

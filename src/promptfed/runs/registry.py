@@ -83,7 +83,7 @@ def _files() -> dict[str, Path]:
 
 @cache
 def single_recipes() -> dict[str, Path]:
-    """Return the shipped recipes that are files of their own, such as "demo/pfedpt"; none is opened."""
+    """Return the shipped recipes that are files of their own, such as "frames/pfedpt"; none is opened."""
     return {name: path for name, path in _files().items() if not path.name.endswith(SUFFIX)}
 
 

@@ -63,7 +63,7 @@ def _fields(method: Method) -> list[str]:
 def demo(seed: int, out: Path) -> list[Path]:
     """Run the three demo recipes on the same partition; a finished one is not run again, a stopped one is resumed."""
     folders = []
-    for name in ("local", "fedavg", "pfedpt"):
+    for name in ("alone", "fedavg", "prompts"):
         folder = out / f"{name}-seed{seed}"
         recipe = config.load_one(f"demo/{name}", [f"seed={seed}"])
         resuming.start_or_resume(recipe, folder)

@@ -15,12 +15,15 @@ CHALLENGE = {"WWW-Authenticate": 'Bearer realm="promptfed"'}
 
 def check_origin(request: Request, service: Service) -> None:
     """Refuse a page of another site, and without tokens a name that is not this machine's (DNS rebinding)."""
-    host = request.headers.get("host", "")
-    name = urlsplit(f"//{host}").hostname if "@" not in host else None
+    host, origin = request.headers.get("host", ""), request.headers.get("origin")
+    try:
+        name = urlsplit(f"//{host}").hostname if "@" not in host else None
+        page = None if origin is None else urlsplit(origin).netloc
+    except ValueError as error:
+        raise Refusal(400, "The Host or Origin header cannot be read.") from error
     if service.hosts is not None and name not in service.hosts:
         raise Refusal(421, "This server does not answer to that name; see promptfed serve --open.")
-    origin = request.headers.get("origin")
-    if origin is not None and request.method == "POST" and urlsplit(origin).netloc != host:
+    if page is not None and request.method == "POST" and page != host:
         raise Refusal(403, "A page of another site may not ask.")
 
 

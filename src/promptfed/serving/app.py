@@ -142,6 +142,7 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> R
     finally:
         task.cancel()
         gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
 
 
 def _number(request: Request, name: str, default: int, least: int, most: int) -> int:

@@ -36,7 +36,7 @@ class Histogram:
 
 
 @dataclass
-class Metrics:
+class Monitor:
     """Everything that is counted; no label says who asked."""
 
     requests: Counter[tuple[str, int]] = field(default_factory=Counter)

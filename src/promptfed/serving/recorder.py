@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from promptfed.serving.metrics import Metrics
+from promptfed.serving.metrics import Monitor
 
 log = logging.getLogger("promptfed.serving")
 KNOWN = (
@@ -32,7 +32,7 @@ FAILED = b'{"error":"Something is wrong with this server; tell who runs it."}'
 class Recorder:
     """Wraps an application."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Monitor) -> None:
         self.app, self.metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

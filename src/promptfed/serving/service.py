@@ -11,7 +11,7 @@ from promptfed.core.errors import PromptFedError
 from promptfed.serving.batcher import Answer, Batcher
 from promptfed.serving.graphs import Recorded
 from promptfed.serving.limits import ServingLimits
-from promptfed.serving.metrics import Metrics
+from promptfed.serving.metrics import Monitor
 from promptfed.serving.mixed import answer, rehearse
 from promptfed.serving.opened import ServedBundle, open_served
 from promptfed.serving.tokens import Grant, Hashes, beside, find, read_hashes
@@ -111,7 +111,7 @@ class Service:
     precision: str = ""
     hosts: frozenset[str] | None = None  # the names it answers to; None: any
     compute: Answer = answer
-    metrics: Metrics = field(default_factory=Metrics)
+    metrics: Monitor = field(default_factory=Monitor)
     held: int = 0  # bytes of the requests under way
     pending: int = 0  # images that are decoded, wait, or are answered
     batcher: Batcher = field(init=False)

@@ -45,6 +45,22 @@ def test_any_accuracy_may_stand_in_the_cells(runs: list[RunFolder], measure: str
     assert table.legend.startswith(f"{measure}: accuracy ")
 
 
+def test_the_best_round_is_the_last_one_of_a_method_that_adapts(make_run: MakeRun) -> None:
+    found = {}
+    for name, adapted in (("plain", None), ("adapted", 0.8)):
+        folder = make_run(name, level=0.7, adapted=adapted)
+        path = folder / "summary.json"
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        old = read_run(folder)
+        summary["accuracy"] |= {"best_weighted": 0.75, "best_local": 0.77}
+        path.write_text(json.dumps(summary), encoding="utf-8")
+        run = read_run(folder)
+        found[name] = [texts(across([one], key))[0][1] for key in ("best-round", "best-local") for one in (run, old)]
+    # an older run has neither number, but where it adapts the last round is known
+    weighted = texts(across([read_run(make_run("again", level=0.7, adapted=0.8))], "weighted"))[0][1]
+    assert found == {"plain": ["75.00", "–", "77.00", "–"], "adapted": [weighted, weighted, "77.00", "–"]}
+
+
 def test_domains_count_alike(make_run: MakeRun) -> None:
     folder = make_run("a", level=0.7)
     path = folder / "summary.json"

@@ -4,7 +4,7 @@ import os
 import shlex
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -21,7 +21,7 @@ from promptfed.results.report.groups import RunGroup, group_runs
 from promptfed.results.report.sections import RESULTS, WORKINGS, drawn
 from promptfed.results.report.sure import headline_tiles
 from promptfed.results.report.svg import shape_path
-from promptfed.results.report.table import human_bytes, percent
+from promptfed.results.report.table import Table, human_bytes, percent
 from promptfed.results.report.tables import compare
 from promptfed.results.report.verdict import role, sends_nothing, verdicts
 
@@ -66,7 +66,7 @@ def render(runs: Sequence[RunFolder]) -> str:
         badges=[_badge(run, len(runs) > 1) for run in runs if run.stopped or not run.finished],
         verdicts=verdicts(groups),
         tiles=_tiles(groups),
-        table=compare(runs),
+        table=_with_roles(compare(runs), groups),
         results=drawn(RESULTS, groups),
         workings=drawn(WORKINGS, groups),
         exhibits=[exhibit(group) for group in groups if group.runs[0].figures or group.runs[0].figures_fault],
@@ -80,6 +80,15 @@ def render(runs: Sequence[RunFolder]) -> str:
         joined=any(run.joined for run in runs),
         measured=any(run.metrics for run in runs),
     )
+
+
+def _with_roles(table: Table, groups: Sequence[RunGroup]) -> Table:
+    """Name baselines as baselines."""
+    named = []
+    for row, group in zip(table.rows, groups, strict=True):
+        words = f"{row[0].text} ({what})" if (what := role(group)) and len(groups) > 1 else row[0].text
+        named.append((replace(row[0], text=words), *row[1:]))
+    return replace(table, rows=tuple(named))
 
 
 def _default_place(folders: Sequence[Path]) -> Path:

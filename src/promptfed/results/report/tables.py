@@ -9,7 +9,7 @@ from promptfed.results.folder.reader import RunFolder, per_domain
 from promptfed.results.report.groups import RunGroup, group_runs
 from promptfed.results.report.measures import less_is_better, measure_names, reader, shared_headline
 from promptfed.results.report.table import Cell, Column, Table, human_bytes, percent
-from promptfed.results.report.verdict import role
+from promptfed.results.report.verdict import role, sends_nothing
 
 Names = tuple[Column, list[Cell]]  # a column that says what a row is
 
@@ -144,7 +144,8 @@ def _per_contact(
 
     def fill(group: RunGroup) -> tuple[Cell, float | None]:
         sent, numbers = mean(map(size, group.runs)), round(mean(map(floats, group.runs)))
-        return Cell(f"{human_bytes(sent)} ({numbers:,} floats)", (f"{sent:.0f}", str(numbers))), -round(sent)
+        cell = Cell(f"{human_bytes(sent)} ({numbers:,} floats)", (f"{sent:.0f}", str(numbers)))
+        return cell, None if sends_nothing(group) else -round(sent)  # who does not federate is not cheap at it
 
     return Measure(column, fill)
 
@@ -164,7 +165,7 @@ def _whole_run() -> Measure:
 
     def fill(group: RunGroup) -> tuple[Cell, float | None]:
         sent = mean(run.traffic.down_bytes + run.traffic.up_bytes for run in group.runs)
-        return Cell(human_bytes(sent), (f"{sent:.0f}",)), -round(sent)
+        return Cell(human_bytes(sent), (f"{sent:.0f}",)), None if sends_nothing(group) else -round(sent)
 
     return Measure(column, fill)
 
