@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from promptfed.core.files import write_text
+from promptfed.core.files import sealed_toml, unsealed_toml, write_text
 from promptfed.core.method import Method, adapts
 from promptfed.core.progress import bar
 from promptfed.federation.evaluate import Score
@@ -118,10 +118,11 @@ def _restore(plan: Plan, loop: Loop, sources: Mapping[str, str]) -> None:
     else:
         loop.restore(state)
     stored = record.folder / names.RECIPE
-    if stored.read_text(encoding="utf-8") != recipe.to_toml():  # resumed for more rounds, or on another device
+    text = unsealed_toml(stored.read_text(encoding="utf-8"))
+    if text != recipe.to_toml():  # resumed for more rounds, or on another device
         for stale in (names.SUMMARY, names.FIGURES, names.PREDICTIONS):
             (record.folder / stale).unlink(missing_ok=True)
-        write_text(stored, recipe.to_toml())
+        write_text(stored, sealed_toml(recipe.to_toml()))
 
 
 def _last_tests(loop: Loop) -> tuple[Score | None, Score | None]:

@@ -4,6 +4,7 @@ import tomllib
 from pathlib import Path
 
 from promptfed.core.errors import PromptFedError, choice
+from promptfed.core.files import AlteredError, unsealed_toml
 from promptfed.runs import catalogue, registry
 from promptfed.runs.cells import SUFFIX, TableCell
 from promptfed.runs.nested import NestedTable
@@ -22,9 +23,13 @@ def read_source(source: str) -> tuple[NestedTable, str]:
         _check_method(source)
         return {"method": {"name": source}}, f"what was given for {source}"
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8")), str(path)
+        return tomllib.loads(unsealed_toml(path.read_text(encoding="utf-8"))), str(path)
     except OSError as error:
         raise PromptFedError(f"The recipe {path} cannot be read: {error.strerror}.") from error
+    except AlteredError as error:
+        raise PromptFedError(
+            f"The recipe {path} cannot be used: {error}; if you edited it, remove its last line."
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise PromptFedError(f"The recipe {path} is not valid TOML: {error}.") from error
 
