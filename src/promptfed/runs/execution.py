@@ -19,6 +19,7 @@ from promptfed.results.report.notebook import card, describe
 from promptfed.runs import domains, exhibits
 from promptfed.runs.environment import environment, precision
 from promptfed.runs.measuring import measured
+from promptfed.runs.memory import enough
 from promptfed.runs.planning import Plan, digests, make_loop, prepare
 from promptfed.runs.recipe import Recipe
 from promptfed.runs.summary import privacy_spent, stopped_early, summary_head
@@ -56,10 +57,11 @@ class Result:
 def start(recipe: Recipe, folder: Path, method: Method | None = None, track: tuple[str, ...] = ()) -> Result:
     """Run a recipe in a new folder, followed by the trackers named in `track`."""
     tracking.check(track)
-    plan = prepare(recipe, method, None)
-    record = Record(folder)
-    loop = make_loop(plan, record)
-    loop.store.get(0)  # a method that does not fit the images says so before anything is written
+    with enough(recipe):
+        plan = prepare(recipe, method, None)
+        record = Record(folder)
+        loop = make_loop(plan, record)
+        loop.store.get(0)  # a method that does not fit the images says so before anything is written
     record.begin(recipe.to_toml(), environment(plan.device), own=recipe.own_images)
     plan.partition.save(folder / names.PARTITION, plan.dataset)
     return execute(plan, loop, track)
@@ -67,7 +69,7 @@ def start(recipe: Recipe, folder: Path, method: Method | None = None, track: tup
 
 def execute(plan: Plan, loop: Loop, track: tuple[str, ...] = ()) -> Result:
     """Run the remaining rounds, then write the summary, pictures and report, while no other process writes there."""
-    with loop.record.held():
+    with loop.record.held(), enough(plan.recipe):
         summary = _complete(plan, loop, track)
     return Result(loop.record.folder, loop.record.rounds, summary)
 

@@ -56,7 +56,7 @@ def parse_recipe(path: Path, text: str) -> Json:
         return tomllib.loads(unsealed_toml(text))
     except AlteredError as error:
         raise PromptFedError(f'"{path}" cannot be used: {error}.') from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise PromptFedError(f'"{path}" is not valid TOML: {error}.') from error
 
 
