@@ -41,7 +41,7 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file in one step."""
-    part = path.with_name(f".{path.name}.part")
+    part = part_of(path)
     try:
         with part.open("wb") as file:
             file.write(content)
@@ -51,6 +51,11 @@ def write_bytes(path: Path, content: bytes) -> None:
         part.unlink(missing_ok=True)
         raise
     part.replace(path)
+
+
+def part_of(path: Path) -> Path:
+    """Return the file that holds a file's new content until it is whole."""
+    return path.with_name(f".{path.name}.part")
 
 
 def write_json(path: Path, value: object) -> None:

@@ -169,3 +169,13 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
         write_text(path, "new")
     assert json.loads(path.read_text()) == {"old": 1}
     assert [found.name for found in tmp_path.iterdir()] == ["file.json"]
+
+
+def test_what_a_killed_process_left_is_removed_and_nothing_else(record: Record) -> None:
+    left = [record.folder / ".summary.json.part", record.checkpoint / ".state.json.part"]
+    others = [record.folder / ".notes.part", record.folder / "summary.json.part"]
+    for path in (*left, *others):
+        path.write_text("x")
+    with record.held():
+        assert [path.exists() for path in left] == [False, False]
+    assert all(path.exists() for path in others)

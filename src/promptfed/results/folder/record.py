@@ -19,6 +19,10 @@ from promptfed.results.folder import names
 
 Line = dict[str, Any]
 FORMAT = 1
+WHOLE = (  # the files of a run folder that are written in one step
+    *(names.RECIPE, names.ENVIRONMENT, names.PARTITION, names.ROUNDS, names.SUMMARY, names.PREDICTIONS, names.REPORT),
+    *(names.FIGURES, names.DOMAINS, names.QUALITY, names.AUDIT, names.TRACKED),
+)
 
 
 def over_sites(folder: Path) -> bool:
@@ -83,7 +87,13 @@ class Record:
                 stack.enter_context(files.held(self.folder / names.LOCK, wait=False))
             except BlockingIOError as error:
                 raise PromptFedError(f"Another process is using {self.folder}; wait until it ends.") from error
+            self._sweep()
             yield
+
+    def _sweep(self) -> None:
+        """Remove what a process that was killed while it wrote one of the run's files has left."""
+        for path in (*map(self.folder.joinpath, WHOLE), self.checkpoint / names.STATE):
+            files.part_of(path).unlink(missing_ok=True)
 
     def state(self, recipe_hash: str, partition_hash: str, sources: Mapping[str, str] | None = None) -> Line | None:
         """Return the last committed state after checking that it belongs to this recipe and partition.
