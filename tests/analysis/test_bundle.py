@@ -368,16 +368,16 @@ def test_the_commands_answer_as_from_the_run(run: Path, tmp_path: Path) -> None:
     )
 
 
-def test_opening_takes_well_under_a_second_beyond_torch(made: Path) -> None:
+def test_opening_a_client_imports_nothing_for_training(made: Path) -> None:
     code = (
-        "import sys, time, torch\n"
-        "start = time.process_time()\n"
+        "import sys\n"
         "from pathlib import Path\n"
         "from promptfed.analysis import predict\n"
         "predict.load(Path(sys.argv[1]), 1, 'cpu')\n"
-        "print(time.process_time() - start)"
+        "print(*sys.modules)"
     )
-    spent = subprocess.run(
+    opened = subprocess.run(
         [sys.executable, "-c", code, str(made)], capture_output=True, text=True, check=True, env=environment()
     )
-    assert float(spent.stdout) < 1  # of the processor: how busy the machine is does not matter
+    slow = {"torch._dynamo", "sympy", "pandas", "matplotlib", "sklearn", "transformers", "promptfed.results.report"}
+    assert slow & set(opened.stdout.split()) == set()

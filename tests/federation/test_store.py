@@ -352,3 +352,18 @@ class Events(RuleBasedStateMachine):
 
 TestEvents = Events.TestCase
 TestEvents.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+
+
+def test_no_other_byte_of_a_sealed_file_is_read_as_the_tree(tmp_path: Path) -> None:
+    path, word = tmp_path / "word.safetensors", {"word": torch.arange(3.0), "half": torch.ones(2, dtype=torch.bfloat16)}
+    write_tree(path, word, sealed=True)
+    content = path.read_bytes()
+    for place in range(len(content)):
+        for bit in range(8):
+            path.write_bytes(content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :])
+            try:
+                found = read_tree(path)
+            except PromptFedError:
+                continue
+            assert list(found) == list(word), (place, bit)
+            assert all(found[name].equal(value) for name, value in word.items()), (place, bit)

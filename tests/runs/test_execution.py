@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from promptfed.core.errors import PromptFedError
+from promptfed.core.files import unsealed
 from promptfed.data.npz import read_npz
 from promptfed.data.shares import Partition
 from promptfed.federation.loop import Loop
@@ -76,7 +77,7 @@ def test_no_bar_where_nobody_trains_any_more(
 
 def test_the_result_is_what_the_folder_says(done: Result) -> None:
     lines = (done.folder / "rounds.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == done.rounds
+    assert [unsealed(line) for line in lines] == done.rounds
     assert json.loads((done.folder / "summary.json").read_text()) == done.summary
     assert [line["round"] for line in done.rounds] == [1, 2, 3]
     assert "pfedpt" in done.table()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from promptfed.core.files import unsealed, unsealed_toml, write_sealed
 from promptfed.core.tree import Tree
 from promptfed.federation.loop import Loop
 from promptfed.results.folder.record import Line, Record
@@ -211,13 +212,13 @@ def test_a_state_that_makes_no_sense_is_refused(field: str, folder: Path) -> Non
 
 def test_another_format_is_refused(folder: Path) -> None:
     path = folder / "checkpoint" / "state.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
+    write_sealed(path, unsealed(path.read_text()) | {"format": 99})
     assert "has format 99" in refused(folder)
 
 
 def test_a_foreign_recipe_is_refused(folder: Path) -> None:
     path = folder / "recipe.toml"
-    path.write_text(path.read_text().replace("lr = 0.005", "lr = 0.006"))
+    path.write_text(unsealed_toml(path.read_text()).replace("lr = 0.005", "lr = 0.006"))
     assert "belongs to another recipe" in refused(folder)
 
 

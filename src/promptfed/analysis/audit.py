@@ -20,7 +20,7 @@ from promptfed.analysis.quality import caution, fid, real_pictures, uploads
 from promptfed.core import keys, tree
 from promptfed.core.errors import PromptFedError
 from promptfed.core.extensions import LearnsWord
-from promptfed.core.files import write_json
+from promptfed.core.files import write_sealed
 from promptfed.core.tree import Tree
 from promptfed.data.batches import ClientData
 from promptfed.data.dataset import Indices
@@ -53,7 +53,7 @@ def audit(run: FinishedRun, attack: Attack) -> Line:
         attacked = _pictures(run, up, clients, attack) if _is_word(run, up) else _classes(run, up, clients)
         found = seen | attacked
     found = {"method": run.plan.recipe.method["name"], "round": run.loop.finished, "clients": clients} | found
-    write_json(run.folder / names.AUDIT, found)
+    write_sealed(run.folder / names.AUDIT, found)
     return found
 
 

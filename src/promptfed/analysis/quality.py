@@ -20,7 +20,7 @@ from promptfed.analysis.generate import Sampler, client_word, draw_all, global_w
 from promptfed.analysis.picture_features import Features, find_features
 from promptfed.backbones.resizing import resized
 from promptfed.core import tree
-from promptfed.core.files import write_json
+from promptfed.core.files import write_sealed
 from promptfed.data.dataset import Indices
 from promptfed.results.folder import names
 from promptfed.results.folder.record import Line
@@ -124,7 +124,7 @@ def measure(run: FinishedRun, request: DrawRequest) -> Line:
         "words": lines,
         "rounds": curve,
     }
-    write_json(run.folder / names.QUALITY, found)
+    write_sealed(run.folder / names.QUALITY, found)
     return found
 
 

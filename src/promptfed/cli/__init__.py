@@ -69,6 +69,12 @@ def main() -> None:
         _fail(str(error))
     except OSError as error:
         _fail(describe_os_error(error))
+    except (MemoryError, RuntimeError, ValueError) as error:
+        from promptfed.runs import memory
+
+        if not memory.ran_out(error):
+            raise
+        _fail(memory.sentence())
 
 
 def _fail(sentence: str) -> None:

@@ -101,7 +101,10 @@ def _guarded(folder: Path, work: "Callable[[], Result]", trackers: tuple[str, ..
     try:
         result = work()
     except KeyboardInterrupt:
-        complain(f"Stopped. Resume with: promptfed run --resume {folder}{again(trackers)}")
+        if (folder / names.SUMMARY).is_file():
+            complain(f"Stopped after the last round: the run is finished. Its report: promptfed report {folder}")
+        else:
+            complain(f"Stopped. Resume with: promptfed run --resume {folder}{again(trackers)}")
         raise typer.Exit(130) from None
     except OSError as error:
         if not (folder / names.RECIPE).is_file():

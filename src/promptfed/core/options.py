@@ -1,5 +1,6 @@
 """From the keys of a recipe's table to a dataclass; unknown keys, wrong types and numbers out of range are refused."""
 
+import math
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
@@ -25,10 +26,15 @@ class Range:
         if self.above is not None and not value > self.above:
             raise PromptFedError(f"{key} must be above {self.above:g}, not {value:g}.")
         if self.most is not None and not value <= self.most:
-            raise PromptFedError(f"{key} must be at most {self.most:g}, not {value:g}.")
+            raise PromptFedError(f"{key} must be at most {_plain(self.most)}, not {_plain(value)}.")
 
 
-Count = Annotated[int, Range(least=1)]
+LARGEST = 2**63 - 1  # of a whole number, as TOML and torch have it
+LARGEST_FLOAT = 3.4028234663852886e38  # of the 32-bit numbers that models are computed in
+LARGEST_COUNT = 2**31 - 1
+SHOWN = 80  # characters of a wrong value in a message
+
+Count = Annotated[int, Range(least=1, most=LARGEST_COUNT)]
 Whole = Annotated[int, Range(least=0)]
 Positive = Annotated[float, Range(above=0)]
 NonNegative = Annotated[float, Range(least=0)]
@@ -78,17 +84,33 @@ def typed(key: str, value: object, hint: Any) -> Any:
         return result
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
-            raise choice(f"{key}", str(value), map(str, get_args(hint)))
+            raise choice(f"{key}", value if isinstance(value, str) else _short(value), map(str, get_args(hint)))
         return value
     if get_origin(hint) in (Union, types.UnionType):
         inner = next(arg for arg in get_args(hint) if arg is not type(None))
         return None if value is None else typed(key, value, inner)
     if get_origin(hint) is tuple:
         if not isinstance(value, list | tuple):
-            raise PromptFedError(f"{key} must be a list, not {value!r}.")
+            raise PromptFedError(f"{key} must be a list, not {_short(value)}.")
         return tuple(typed(key, item, get_args(hint)[0]) for item in value)
+    if type(value) is int and abs(value) > LARGEST:
+        raise PromptFedError(f"{key} must be at most {LARGEST}; it has {value.bit_length()} bits.")
     if hint is float and type(value) is int:
         return float(value)
     if type(value) is not hint:
-        raise PromptFedError(f"{key} must be {_WORDS.get(hint, str(hint))}, not {value!r}.")
+        raise PromptFedError(f"{key} must be {_WORDS.get(hint, str(hint))}, not {_short(value)}.")
+    if isinstance(value, float) and LARGEST_FLOAT < abs(value) < math.inf:
+        raise PromptFedError(f"{key} must be at most {LARGEST_FLOAT:g}, which 32-bit numbers can hold, not {value:g}.")
     return value
+
+
+def _short(value: object) -> str:
+    """Return a value for a message, or the start of a long one."""
+    if type(value) is int and abs(value) > LARGEST:
+        return f"a number of {value.bit_length()} bits"
+    text = repr(value)
+    return f"{text[:SHOWN]}…" if len(text) > SHOWN else text
+
+
+def _plain(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from promptfed.core.errors import PromptFedError
-from promptfed.core.files import write_text
+from promptfed.core.files import AlteredError, sealed, unsealed, write_text
 from promptfed.data.dataset import Dataset, Indices
 
 LARGEST = 2**63 - 1
@@ -89,7 +89,7 @@ class Partition:
                 for train, test, classes, places in zip(self.train, self.test, counts, domains, strict=True)
             ],
         }
-        _write_whole(Path(path), json.dumps(document, separators=(",", ":")) + "\n")
+        _write_whole(Path(path), sealed(json.dumps(document, separators=(",", ":"))) + "\n")
 
     @classmethod
     def load(cls, path: str | Path, dataset: Dataset) -> "Partition":
@@ -207,11 +207,13 @@ def _indices(values: Any) -> Indices:
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return unsealed(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise PromptFedError(f"There is no partition file {path}.") from None
     except OSError as error:
         raise PromptFedError(f"The partition file {path} cannot be read: {error.strerror}.") from None
+    except AlteredError as error:
+        raise PromptFedError(f"The partition file {path} cannot be used: {error}.") from None
     except (ValueError, RecursionError):
         raise PromptFedError(f"The partition file {path} is damaged or was edited: it is not valid JSON.") from None
 

@@ -163,7 +163,7 @@ class Loop:
         for name in self.method.traits.keeps:
             path = self.record.kept(name, finished)
             path.parent.mkdir(exist_ok=True)
-            write_tree(path, {name: server[name]})
+            write_tree(path, {name: server[name]}, sealed=True)
 
     def round(self, t: int) -> tuple[Tree, Line]:
         """Run round `t`; return the next server tree and the round's line of the record."""

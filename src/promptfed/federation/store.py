@@ -9,8 +9,9 @@ a file the manifest does not name is a leftover of an interrupted run and is rem
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,6 +19,7 @@ from safetensors.torch import save
 
 from promptfed.core import tree
 from promptfed.core.errors import PromptFedError
+from promptfed.core.files import SEAL
 from promptfed.core.tree import Tree
 from promptfed.results.folder import names
 
@@ -25,17 +27,24 @@ Manifest = dict[str, dict[str, object]]
 """File name -> {"crc32": int, "clients": [the clients written into it]}."""
 
 
-def write_tree(path: Path, content: Tree) -> int:
-    """Write a tree and return its checksum."""
-    # a clone: two names may share one tensor's memory, which the format refuses
-    plain = {name: value.cpu().clone(memory_format=torch.contiguous_format) for name, value in content.items()}
-    # the format sorts names, but a method may walk over a tree, and sums depend on the order
-    data = save(plain, metadata={"order": json.dumps(list(content))})
+def write_tree(path: Path, content: Tree, *, sealed: bool = False) -> int:
+    """Write a tree and return its checksum; a `sealed` file has one of its own, for what no checkpoint names."""
+    data = _bytes(content)
+    if sealed:
+        data = _bytes(content, {SEAL: str(zlib.crc32(data))})
     with path.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
     return zlib.crc32(data)
+
+
+def _bytes(content: Tree, more: Mapping[str, str] = MappingProxyType({})) -> bytes:
+    """Return a tree as a file's content."""
+    # a clone: two names may share one tensor's memory, which the format refuses
+    plain = {name: value.cpu().clone(memory_format=torch.contiguous_format) for name, value in content.items()}
+    # the format sorts names, but a method may walk over a tree, and sums depend on the order
+    return save(plain, metadata={"order": json.dumps(list(content)), **more})
 
 
 def verify(path: Path, checksum: object) -> None:
@@ -52,11 +61,15 @@ def read_tree(path: Path, row: int | None = None) -> Tree:
     """Read a tree in the order it was written, or one row of a stacked tree."""
     try:
         with safe_open(path, framework="pt") as file:
-            order = json.loads(file.metadata()["order"])
+            about = file.metadata()
+            order = json.loads(about["order"])
             if row is None:
-                return tree.settled({name: file.get_tensor(name) for name in order})
+                found = {name: file.get_tensor(name) for name in order}
+                if SEAL in about and about[SEAL] != str(zlib.crc32(_bytes(found))):
+                    raise ValueError("it does not match its checksum")
+                return tree.settled(found)
             return tree.settled({name: file.get_slice(name)[row : row + 1][0] for name in order})
-    except (OSError, SafetensorError, KeyError, TypeError) as error:
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise PromptFedError(f"The checkpoint file {path} cannot be read: {error}.") from error
 
 

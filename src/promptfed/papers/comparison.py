@@ -3,7 +3,6 @@
 Accuracies are in percent, as papers print them; FIDs are not scaled. Nothing here runs anything or imports torch.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 
 from promptfed.core.errors import PromptFedError
+from promptfed.core.files import unsealed
 from promptfed.core.statistics import rank_correlation
 from promptfed.results.folder import names
 from promptfed.results.folder.reader import per_domain
@@ -156,7 +156,7 @@ def with_quality(summary: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
     if not path.is_file():
         return summary
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = unsealed(path.read_text(encoding="utf-8"))
         return {**summary, "quality": found} if found["round"] == summary["rounds"] else summary
     except (ValueError, KeyError, TypeError):
         raise PromptFedError(f"{path} is damaged; run promptfed quality {folder} again.") from None

@@ -34,6 +34,7 @@ from promptfed.federation.sampling import choose
 from promptfed.federation.traffic import count_traffic
 from promptfed.results.folder.record import Record
 from promptfed.runs.environment import precision
+from promptfed.runs.memory import enough
 from promptfed.runs.planning import Plan, make_loop, prepare
 from promptfed.runs.recipe import Recipe
 
@@ -102,6 +103,11 @@ class _Trial:
 
 def estimate(recipe: Recipe) -> Costs:
     """Return what a run of the recipe will cost; nothing is written but cached features of its images."""
+    with enough(recipe):
+        return _estimated(recipe)
+
+
+def _estimated(recipe: Recipe) -> Costs:
     began = clock()
     plan = prepare(recipe, None, None)
     with TemporaryDirectory() as folder, precision(str(recipe.fleet["precision"])):

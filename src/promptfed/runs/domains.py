@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from promptfed.core import extensions, tree
-from promptfed.core.files import write_json
+from promptfed.core.files import write_sealed
 from promptfed.core.protocols import Batch, Sorter
 from promptfed.data.dataset import Dataset, Images, Indices
 from promptfed.federation.loop import Loop
@@ -52,7 +52,7 @@ def show(loop: Loop, dataset: Dataset, folder: Path) -> None:
         "correct": [int(one["correct"].sum()) for one in answers.values()],
         "sheet": {"file": names.CONTACT_SHEET, "side": SIDE, **shown},
     }
-    write_json(folder / names.DOMAINS, content)
+    write_sealed(folder / names.DOMAINS, content)
 
 
 def _answers(loop: Loop, sort: Sorter, rows: Indices) -> dict[str, Indices]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from promptfed.core.files import write_text
+from promptfed.core.files import sealed_toml, unsealed_toml, write_text
 from promptfed.core.method import Method, adapts
 from promptfed.core.progress import bar
 from promptfed.federation.evaluate import Score
@@ -19,6 +19,7 @@ from promptfed.results.report.notebook import card, describe
 from promptfed.runs import domains, exhibits
 from promptfed.runs.environment import environment, precision
 from promptfed.runs.measuring import measured
+from promptfed.runs.memory import enough
 from promptfed.runs.planning import Plan, digests, make_loop, prepare
 from promptfed.runs.recipe import Recipe
 from promptfed.runs.summary import privacy_spent, stopped_early, summary_head
@@ -56,10 +57,11 @@ class Result:
 def start(recipe: Recipe, folder: Path, method: Method | None = None, track: tuple[str, ...] = ()) -> Result:
     """Run a recipe in a new folder, followed by the trackers named in `track`."""
     tracking.check(track)
-    plan = prepare(recipe, method, None)
-    record = Record(folder)
-    loop = make_loop(plan, record)
-    loop.store.get(0)  # a method that does not fit the images says so before anything is written
+    with enough(recipe):
+        plan = prepare(recipe, method, None)
+        record = Record(folder)
+        loop = make_loop(plan, record)
+        loop.store.get(0)  # a method that does not fit the images says so before anything is written
     record.begin(recipe.to_toml(), environment(plan.device), own=recipe.own_images)
     plan.partition.save(folder / names.PARTITION, plan.dataset)
     return execute(plan, loop, track)
@@ -67,7 +69,7 @@ def start(recipe: Recipe, folder: Path, method: Method | None = None, track: tup
 
 def execute(plan: Plan, loop: Loop, track: tuple[str, ...] = ()) -> Result:
     """Run the remaining rounds, then write the summary, pictures and report, while no other process writes there."""
-    with loop.record.held():
+    with loop.record.held(), enough(plan.recipe):
         summary = _complete(plan, loop, track)
     return Result(loop.record.folder, loop.record.rounds, summary)
 
@@ -118,10 +120,11 @@ def _restore(plan: Plan, loop: Loop, sources: Mapping[str, str]) -> None:
     else:
         loop.restore(state)
     stored = record.folder / names.RECIPE
-    if stored.read_text(encoding="utf-8") != recipe.to_toml():  # resumed for more rounds, or on another device
+    text = unsealed_toml(stored.read_text(encoding="utf-8"))
+    if text != recipe.to_toml():  # resumed for more rounds, or on another device
         for stale in (names.SUMMARY, names.FIGURES, names.PREDICTIONS):
             (record.folder / stale).unlink(missing_ok=True)
-        write_text(stored, recipe.to_toml())
+        write_text(stored, sealed_toml(recipe.to_toml()))
 
 
 def _last_tests(loop: Loop) -> tuple[Score | None, Score | None]:

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from promptfed.core import extensions, tree
-from promptfed.core.files import write_json
+from promptfed.core.files import write_sealed
 from promptfed.data.dataset import Dataset
 from promptfed.federation.loop import Loop
 from promptfed.results import figures
@@ -30,7 +30,7 @@ def write_figures(loop: Loop, path: Path, dataset: Dataset) -> None:
         dataset.domain_names,
     )
     if made is not None:
-        write_json(path, made)
+        write_sealed(path, made)
 
 
 def draw_prompts(loop: Loop, folder: Path, dataset: Dataset) -> None:

@@ -54,7 +54,7 @@ def fill_method(table: NestedTable, prompt: NestedTable) -> tuple[NestedTable, N
     kind: type[Any] = registry.find_method(plain) if wrapped else catalogue.find_method(plain)
     preset = given.pop("preset", None)
     if preset is not None:
-        if preset not in kind.presets:
+        if not isinstance(preset, str) or preset not in kind.presets:
             raise choice("preset", str(preset), kind.presets, f"method {name}")
         given = {**kind.presets[str(preset)], **given}
     made = options.make(kind, given, "method")

@@ -2,12 +2,13 @@
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from promptfed.core.errors import PromptFedError
 
 NestedTable = dict[str, Any]
+DEEPEST = 16  # levels of tables and lists; a recipe has three
 
 
 def leaves(content: NestedTable, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
@@ -24,9 +25,34 @@ def copied(content: NestedTable) -> NestedTable:
     return {key: copied(value) if isinstance(value, dict) else value for key, value in content.items()}
 
 
+def parse(text: str) -> NestedTable:
+    """Return the content of a TOML text; what is no TOML, or too much of it, is a ValueError that says why."""
+    try:
+        content = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("its brackets are nested too deeply") from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:  # Python's own limit
+        raise ValueError("a number in it has too many digits") from None
+    level: list[object] = [content]
+    for _ in range(DEEPEST):
+        level = [inner for value in level for inner in _inside(value)]
+    if level:
+        raise ValueError("it is nested too deeply")
+    return content
+
+
+def _inside(value: object) -> Iterable[object]:
+    """Return what a table or a list holds."""
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
 def set_key(content: NestedTable, key: str, value: object) -> None:
     """Set a value under a dotted key; missing tables are created."""
     *tables, last = key.split(".")
+    if len(tables) > DEEPEST:
+        raise PromptFedError(f'"{key[:40]}…" has too many dots; keys look like method.lr.')
     place = content
     for table in tables:
         place = place.setdefault(table, {})
@@ -38,9 +64,11 @@ def set_key(content: NestedTable, key: str, value: object) -> None:
 def read_value(text: str) -> object:
     """Read a value as TOML; a bare word is a string."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        return parse(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+    except ValueError as error:
+        raise PromptFedError(f'The value "{text[:40]}…" cannot be read: {error}.') from error
 
 
 def literal(value: object) -> str:

@@ -61,10 +61,12 @@ def find_method(name: str) -> "type[Method]":
         sys.path.append(here)  # last, so that a file in the current folder hides no installed package
     try:
         kind = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise PromptFedError(f'There is no method "{name}": {error}.') from error
     if not (isinstance(kind, type) and issubclass(kind, Method)):
         raise PromptFedError(f'"{name}" is not a method: it must be a subclass of promptfed.Method.')
+    if not isinstance(getattr(kind, "name", None), str):
+        raise PromptFedError(f'"{name}" is not a method itself, since it has no name: name a class derived from it.')
     if kind.name == WRAPPER:
         raise PromptFedError(f"{name} wraps another method; run that method, with prompt.kind.")
     return kind

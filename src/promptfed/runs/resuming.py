@@ -12,6 +12,7 @@ from promptfed.results.folder.parts import read_summary
 from promptfed.results.folder.record import Record, over_sites
 from promptfed.runs import config, execution
 from promptfed.runs.execution import Result
+from promptfed.runs.memory import enough
 from promptfed.runs.planning import make_loop, prepare
 from promptfed.runs.recipe import Recipe, first_difference
 
@@ -53,10 +54,13 @@ def resume(
         checkpoint_seconds=wanted.checkpoint_seconds,
         guards=wanted.guards,
     )
-    plan = prepare(stored, method, folder / names.PARTITION)
+    with enough(stored):
+        plan = prepare(stored, method, folder / names.PARTITION)
     if not (folder / names.PARTITION).exists():
         plan.partition.save(folder / names.PARTITION, plan.dataset)
-    return execution.execute(plan, make_loop(plan, record), track)
+    with enough(stored):
+        loop = make_loop(plan, record)
+    return execution.execute(plan, loop, track)
 
 
 def _raised(stored: Recipe, wanted: Recipe) -> bool:

@@ -56,7 +56,7 @@ def write_model(
         "recipe": recipe.to_toml(),
     }
     write_json(folder / ABOUT, about)
-    write_tree(folder / MODEL, params)
+    write_tree(folder / MODEL, params, sealed=True)
 
 
 def read_model(folder: Path) -> SiteModel:

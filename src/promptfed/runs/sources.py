@@ -1,10 +1,10 @@
 """Where recipes come from: files, shipped recipes, cells of tables, and bare names of methods."""
 
-import tomllib
 from pathlib import Path
 
 from promptfed.core.errors import PromptFedError, choice
-from promptfed.runs import catalogue, registry
+from promptfed.core.files import AlteredError, unsealed_toml
+from promptfed.runs import catalogue, nested, registry
 from promptfed.runs.cells import SUFFIX, TableCell
 from promptfed.runs.nested import NestedTable
 from promptfed.runs.recipe import PROMPTED
@@ -22,10 +22,14 @@ def read_source(source: str) -> tuple[NestedTable, str]:
         _check_method(source)
         return {"method": {"name": source}}, f"what was given for {source}"
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8")), str(path)
+        return nested.parse(unsealed_toml(path.read_text(encoding="utf-8"))), str(path)
     except OSError as error:
         raise PromptFedError(f"The recipe {path} cannot be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except AlteredError as error:
+        raise PromptFedError(
+            f"The recipe {path} cannot be used: {error}; if you edited it, remove its last line."
+        ) from error
+    except ValueError as error:
         raise PromptFedError(f"The recipe {path} is not valid TOML: {error}.") from error
 
 

@@ -1,6 +1,5 @@
 """One client's side of a run: the recipe's method on this machine's own data. The coordinator's uses blank images."""
 
-import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from promptfed.federation.guards import Guards
 from promptfed.federation.loop import rng_for
 from promptfed.federation.store import Store
 from promptfed.results.folder.record import Record
-from promptfed.runs import config
+from promptfed.runs import config, nested
 from promptfed.runs.config import Recipe
 from promptfed.runs.planning import Plan, digests, make_loop, make_task, pick_device
 
@@ -45,9 +44,10 @@ class ClientRun:
 def read_recipe(text: str, where: str) -> Recipe:
     """Return the recipe in `text`, which is one run, not a sweep."""
     try:
-        return config.single(config.expand(tomllib.loads(text), (), where))
-    except tomllib.TOMLDecodeError as error:
+        content = nested.parse(text)
+    except ValueError as error:
         raise PromptFedError(f"The recipe of {where} is not valid TOML: {error}.") from error
+    return config.single(config.expand(content, (), where))
 
 
 def own_data(source: str, recipe: Recipe) -> Dataset:

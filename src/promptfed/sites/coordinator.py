@@ -20,7 +20,7 @@ from torch import Tensor
 
 from promptfed.core import tree
 from promptfed.core.errors import PromptFedError
-from promptfed.core.files import write_json
+from promptfed.core.files import unsealed_toml, write_sealed
 from promptfed.core.options import make
 from promptfed.core.tree import Tree
 from promptfed.federation import guards
@@ -30,6 +30,7 @@ from promptfed.federation.guards.secure import SecureSum
 from promptfed.federation.loop import Aggregate, Loop, Settings
 from promptfed.federation.summarising import summarise
 from promptfed.results.folder import names
+from promptfed.results.folder.parts import read_json, read_text
 from promptfed.results.folder.record import Line, Record
 from promptfed.results.report import write_report
 from promptfed.runs import config
@@ -145,7 +146,7 @@ def create(folder: Path, recipe: Recipe, federation: Federation) -> None:
     affordable(recipe, guards.build(recipe.guards, method, recipe.seed, founders, drawn, secret_draw=False))
     Record.create(folder, recipe.to_toml(), environment(pick_device("cpu")), own=True)
     known = {"sites": federation.sites, "newcomers": recipe.newcomers, "run": f"{folder.name}-{secrets.token_hex(4)}"}
-    write_json(folder / names.FEDERATION, known)
+    write_sealed(folder / names.FEDERATION, known)
 
 
 class Busy(Exception):  # noqa: N818  (not an error: someone else is doing the work)
@@ -172,9 +173,8 @@ def conduct(folder: Path, federation: Federation, exchange: Exchange, progress: 
     """Run the remaining rounds of the run in `folder`; each is saved before the next one begins."""
     with lock_folder(folder):
         record = Record.reopen(folder)
-        text = (folder / names.RECIPE).read_text(encoding="utf-8")
-        recipe = read_recipe(text, str(folder))
-        known = json.loads((folder / names.FEDERATION).read_text(encoding="utf-8"))
+        text, recipe = _stored_recipe(folder)
+        known = read_json(folder / names.FEDERATION) or {"sites": ()}
         if tuple(known["sites"]) != federation.sites or recipe.clients != len(federation.sites):
             raise PromptFedError(f"{folder} is a run of other sites: {', '.join(known['sites'])}.")
         header = RunHeader(known["run"], text, federation.classes)
@@ -200,6 +200,15 @@ def conduct(folder: Path, federation: Federation, exchange: Exchange, progress: 
 
         loop.run(save, finished)
         return _conclude(loop, recipe, digest)
+
+
+def _stored_recipe(folder: Path) -> tuple[str, Recipe]:
+    """Return the recipe of the run in `folder`, as the sites get it and as a value."""
+    try:
+        text = unsealed_toml(read_text(folder / names.RECIPE))
+    except ValueError as error:
+        raise PromptFedError(f"{folder / names.RECIPE} cannot be used: {error}.") from error
+    return text, read_recipe(text, str(folder))
 
 
 def _loop(run: ClientRun, messenger: Messenger, sites: Line, record: Record) -> RemoteLoop:

@@ -1,6 +1,5 @@
 """What sites say about themselves before their first round: asked once, checked, and kept in the run folder."""
 
-import json
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -10,7 +9,8 @@ from statistics import median
 import torch
 
 from promptfed.core.errors import PromptFedError
-from promptfed.core.files import write_json
+from promptfed.core.files import write_sealed
+from promptfed.results.folder.parts import read_json
 from promptfed.results.folder.record import Line
 from promptfed.sites.messenger import RETRY_SECONDS, Messenger
 from promptfed.sites.settings import Federation
@@ -25,8 +25,9 @@ def introduce(path: Path, messenger: Messenger, clients: range, others: Line | N
     They must agree with each other, and with `others` if some have come before them.
     """
     if path.exists():
-        known: Line = json.loads(path.read_text(encoding="utf-8"))
-        return known
+        known = read_json(path)
+        assert known is not None
+        return dict(known)
     doing = "continue" if others else "begin"
     answers, names = _ask(messenger, clients, doing), messenger.federation.sites
     first: Line = others or answers[0].head
@@ -41,7 +42,7 @@ def introduce(path: Path, messenger: Messenger, clients: range, others: Line | N
             for client, answer in answers.items()
         },
     }
-    write_json(path, sites)
+    write_sealed(path, sites)
     return sites
 
 

@@ -1,6 +1,5 @@
 """Real sites as the clients of the round loop: `RemoteFleet` is a fleet like any other, above an exchange."""
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +11,12 @@ from torch import Tensor
 
 from promptfed.core import tree
 from promptfed.core.errors import PromptFedError
-from promptfed.core.files import write_json
+from promptfed.core.files import write_sealed
 from promptfed.core.tree import Tree
 from promptfed.federation.answers import Answers
 from promptfed.federation.fleet import QUIET, Download, Fitted
 from promptfed.results.folder import names
+from promptfed.results.folder.parts import read_json
 from promptfed.sites import wire
 from promptfed.sites.client_run import ClientRun
 from promptfed.sites.introductions import MOST
@@ -142,17 +142,14 @@ class RemoteFleet:
         if len(good) < max(session.enough, session.threshold):
             raise Unfinished(f"{len(good)} sites have answered")
         # from here on a site may have helped to open this sum, and will open no other one of this round
-        write_json(self.folder / names.SUMMED, {"round": session.round, "clients": list(good)})
+        write_sealed(self.folder / names.SUMMED, {"round": session.round, "clients": list(good)})
         like = {name: value.unsqueeze(0) for name, value in self.expected.up.items()}
         return session.conclude(good, like, sum(self.expected.weights[client] for client in good))
 
     def _summed(self, round: int) -> list[int]:  # noqa: A002
         """Return the clients whose sum was about to be opened when this round was last tried."""
-        path = self.folder / names.SUMMED
-        if not path.exists():
-            return []
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return list(found["clients"]) if found["round"] == round else []
+        found = read_json(self.folder / names.SUMMED)
+        return list(found["clients"]) if found and found["round"] == round else []
 
     def _fitted(
         self,

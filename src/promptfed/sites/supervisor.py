@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from promptfed.core.errors import PromptFedError
-from promptfed.core.files import write_json
+from promptfed.core.files import unsealed, write_json
 from promptfed.results.folder import names
 from promptfed.results.folder.parts import read_summary
 from promptfed.sites.admin_session import WAIT_SECONDS, AdminSession
@@ -78,7 +78,7 @@ class Supervisor:
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         for line in lines[self._lines :]:
             with contextlib.suppress(ValueError):  # the last line may still be being written
-                self.show_round(json.loads(line))
+                self.show_round(unsealed(line))
                 self._lines += 1
 
     def _at_work(self) -> int | None:

@@ -220,7 +220,7 @@ class Worker:
             return None
         kept = folder / "versions" / f"{given.head['version']}.safetensors"
         if kept.is_file():
-            write_tree(kept.with_stem(version(head["round"], head["nonce"])), read_tree(kept))
+            write_tree(kept.with_stem(version(head["round"], head["nonce"])), read_tree(kept), sealed=True)
         return Message({"images": given.head["images"]}, given.tree)
 
     # -- secure aggregation -------------------------------------------------------------------------------------------
@@ -325,7 +325,7 @@ class Worker:
         wanted = [name for name in order if name in names]
         came = {name: message.tree[name] for name in wanted if name in message.tree}
         if came and len(came) == len(wanted):
-            write_tree(path, came)
+            write_tree(path, came, sealed=True)
             self._once = came
         elif wanted and not self._once:
             if not path.is_file():
@@ -357,7 +357,7 @@ class Worker:
         if after:
             versions = folder / "versions"
             versions.mkdir(exist_ok=True)
-            write_tree(versions / f"{version(head['round'], head['nonce'])}.safetensors", after)
+            write_tree(versions / f"{version(head['round'], head['nonce'])}.safetensors", after, sealed=True)
         run.store.discard()
 
 

@@ -6,10 +6,15 @@ from pathlib import Path
 import pytest
 
 from promptfed.core.errors import PromptFedError
-from promptfed.core.files import write_json, write_text
+from promptfed.core.files import sealed_toml, unsealed, unsealed_toml, write_json, write_text
 from promptfed.results.folder.record import FORMAT, Line, Record
 
 STATE: Line = {"round": 2, "recipe": "r", "partition": "p", "server": {"file": "server-2", "crc32": 1}, "personal": {}}
+# each line with the CRC-32 of all that comes before the name of the checksum
+FIRST, SECOND, THIRD = (
+    f'{{"round": {number}, "crc32": "{checksum}"}}'
+    for number, checksum in ((1, "067c470d"), (2, "043af954"), (3, "05f89363"))
+)
 
 
 @pytest.fixture
@@ -18,8 +23,8 @@ def record(tmp_path: Path) -> Record:
 
 
 def test_create(record: Record) -> None:
-    assert (record.folder / "recipe.toml").read_text() == "seed = 3\n"
-    assert json.loads((record.folder / "env.json").read_text()) == {"python": "3"}
+    assert (record.folder / "recipe.toml").read_text() == sealed_toml("seed = 3\n")
+    assert unsealed((record.folder / "env.json").read_text()) == {"python": "3"}
     assert record.checkpoint.is_dir()
     assert record.rounds == []
 
@@ -32,7 +37,7 @@ def test_create_in_an_empty_folder(tmp_path: Path) -> None:
 def test_create_refuses_what_is_there(record: Record) -> None:
     with pytest.raises(PromptFedError, match="is not empty"):
         Record.create(record.folder, "seed = 4\n", {})
-    assert (record.folder / "recipe.toml").read_text() == "seed = 3\n"
+    assert unsealed_toml((record.folder / "recipe.toml").read_text()) == "seed = 3\n"
 
 
 def test_reopen(record: Record, tmp_path: Path) -> None:
@@ -45,11 +50,11 @@ def test_append_and_rewind(record: Record) -> None:
     for number in (1, 2, 3):
         record.append({"round": number})
     path = record.folder / "rounds.jsonl"
-    assert path.read_text() == '{"round": 1}\n{"round": 2}\n{"round": 3}\n'
+    assert path.read_text() == "".join(f"{line}\n" for line in (FIRST, SECOND, THIRD))
     again = Record.reopen(record.folder)
     again.rewind(2)
     assert again.rounds == [{"round": 1}, {"round": 2}]
-    assert path.read_text() == '{"round": 1}\n{"round": 2}\n'
+    assert path.read_text() == f"{FIRST}\n{SECOND}\n"
     again.append({"round": 3})
     assert path.read_text().count("\n") == 3
 
@@ -86,7 +91,7 @@ def test_reading_leaves_the_file_as_it_is(record: Record) -> None:
     path = record.folder / "rounds.jsonl"
     before = path.read_bytes(), path.stat().st_mtime_ns, record.folder.stat().st_mtime_ns
     again = Record(record.folder)
-    assert again.read(2) == ['{"round": 1}', '{"round": 2}']
+    assert again.read(2) == [FIRST, SECOND]
     assert again.rounds == [{"round": 1}, {"round": 2}]
     assert before == (path.read_bytes(), path.stat().st_mtime_ns, record.folder.stat().st_mtime_ns)
 
@@ -149,7 +154,7 @@ def test_a_state_that_lacks_something_is_refused(record: Record, key: str) -> No
 
 def test_finish(record: Record) -> None:
     record.finish({"seed": 1})
-    assert json.loads((record.folder / "summary.json").read_text()) == {"seed": 1}
+    assert unsealed((record.folder / "summary.json").read_text()) == {"seed": 1}
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,3 +169,13 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
         write_text(path, "new")
     assert json.loads(path.read_text()) == {"old": 1}
     assert [found.name for found in tmp_path.iterdir()] == ["file.json"]
+
+
+def test_what_a_killed_process_left_is_removed_and_nothing_else(record: Record) -> None:
+    left = [record.folder / ".summary.json.part", record.checkpoint / ".state.json.part"]
+    others = [record.folder / ".notes.part", record.folder / "summary.json.part"]
+    for path in (*left, *others):
+        path.write_text("x")
+    with record.held():
+        assert [path.exists() for path in left] == [False, False]
+    assert all(path.exists() for path in others)

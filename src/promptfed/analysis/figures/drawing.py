@@ -8,7 +8,7 @@ from typing import Any
 
 from promptfed.analysis.figures.plotting import Plot
 from promptfed.core.errors import PromptFedError, choice
-from promptfed.core.files import write_json
+from promptfed.core.files import write_sealed
 
 FORMATS = ("png", "svg", "pdf")
 DPI = 160
@@ -46,6 +46,6 @@ def save(drawing: Drawing, kind: str, out: Path) -> None:
         part.write_bytes(buffer.getvalue())
         part.replace(out)
         about = {"kind": kind, "title": drawing.title, "caption": drawing.caption, "numbers": drawing.numbers}
-        write_json(out.with_suffix(".json"), about)
+        write_sealed(out.with_suffix(".json"), about)
     except OSError as error:
         raise PromptFedError(f'The figure cannot be written to "{out}": {error.strerror}.') from error

@@ -1,13 +1,14 @@
 """Read the files of a run folder one by one; nothing else knows their keys."""
 
-import json
 import math
 import tomllib
 from collections.abc import Iterator, Mapping
+from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
 
 from promptfed.core.errors import PromptFedError
+from promptfed.core.files import AlteredError, unsealed, unsealed_toml
 from promptfed.results.folder import names
 from promptfed.results.folder.values import (
     Client,
@@ -39,8 +40,10 @@ def read_json(path: Path) -> Json | None:
     if not path.is_file():
         return None
     try:
-        found = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
+        found = unsealed(read_text(path))
+    except AlteredError as error:
+        raise PromptFedError(f'"{path}" cannot be used: {error}.') from error
+    except ValueError as error:
         raise PromptFedError(f'"{path}" is not valid JSON ({error}); was it edited by hand?') from error
     if not isinstance(found, dict):
         raise PromptFedError(f'"{path}" must hold one JSON object, it holds {type(found).__name__}.')
@@ -50,27 +53,38 @@ def read_json(path: Path) -> Json | None:
 def parse_recipe(path: Path, text: str) -> Json:
     """Return the recipe as it was written, with every default."""
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        return tomllib.loads(unsealed_toml(text))
+    except AlteredError as error:
+        raise PromptFedError(f'"{path}" cannot be used: {error}.') from error
+    except (ValueError, RecursionError) as error:
         raise PromptFedError(f'"{path}" is not valid TOML: {error}.') from error
 
 
-def read_rounds(path: Path) -> tuple[Round, ...]:
-    """Read every finished round; an incomplete last line is a round being written and does not count."""
-    lines = read_text(path).splitlines()
+def read_rounds(path: Path, committed: int = 0) -> tuple[Round, ...]:
+    """Read every finished round, of which there are at least `committed`.
+
+    An incomplete last line is a round being written and does not count.
+    """
+    lines = read_text(path).split("\n")
     rounds: dict[int, Round] = {}
     for index, line in enumerate(lines):
         try:
-            one = _round(json.loads(line))
-        except json.JSONDecodeError as error:
+            if not line and index == len(lines) - 1:
+                break
+            one = _round(unsealed(line))
+        except JSONDecodeError as error:
             if index == len(lines) - 1:
                 break
             raise PromptFedError(f'"{path}" is damaged: line {index + 1} is not valid JSON ({error}).') from error
+        except AlteredError as error:
+            raise PromptFedError(f'"{path}" is damaged in line {index + 1}: {error}.') from error
         except (KeyError, TypeError, ValueError) as error:
             raise PromptFedError(f'"{path}", line {index + 1}, is not a round: {why(error)}.') from error
         rounds[one.number] = one
     if not rounds:
         raise PromptFedError(f'Run folder "{path.parent}" has no finished round yet; wait for the first one.')
+    if max(rounds) < committed:
+        raise PromptFedError(f'"{path}" is damaged: round {committed} is finished, but its line is missing or torn.')
     return tuple(rounds[number] for number in sorted(rounds))
 
 
@@ -78,7 +92,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
     """Return the summary of the finished run in `folder`, or refuse one without its recipe and rounds."""
     path = folder / names.SUMMARY
     try:
-        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        summary: dict[str, Any] = unsealed(path.read_text(encoding="utf-8"))
         if not {"recipe_hash", "rounds"} <= summary.keys() or not isinstance(summary["accuracy"]["round"], int):
             raise ValueError("it lacks its recipe or its rounds")
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from promptfed.core.errors import PromptFedError
+from promptfed.core.files import unsealed_toml
 from promptfed.results.folder import names
 from promptfed.results.folder.metrics import Metrics, parse_metrics
 from promptfed.results.folder.parts import (
@@ -116,8 +117,9 @@ def read_run(path: Path | str) -> RunFolder:
     _check_folder(folder)
     text = read_text(folder / names.RECIPE)
     recipe = parse_recipe(folder / names.RECIPE, text)
-    rounds = read_rounds(folder / names.ROUNDS)
     summary = read_json(folder / names.SUMMARY)
+    committed = _committed(folder, summary)  # before the rounds: a run at work only adds to them
+    rounds = read_rounds(folder / names.ROUNDS, committed)
     partition = read_partition(folder / names.PARTITION)
     figures, fault = read_figures(folder / names.FIGURES)
     facts = (
@@ -127,7 +129,7 @@ def read_run(path: Path | str) -> RunFolder:
     )
     return RunFolder(
         path=folder,
-        recipe_text=text,
+        recipe_text=unsealed_toml(text),
         recipe=recipe,
         rounds=rounds,
         partition=partition,
@@ -140,6 +142,16 @@ def read_run(path: Path | str) -> RunFolder:
         finished=summary is not None,
         **facts,
     )
+
+
+def _committed(folder: Path, summary: Json | None) -> int:
+    """Return how many rounds a run has for certain, by its summary or else by its checkpoint."""
+    if summary is None:
+        found = (read_json(folder / names.CHECKPOINT / names.STATE) or {}).get("round")
+    else:
+        accuracy = summary.get("accuracy")
+        found = accuracy.get("round") if isinstance(accuracy, dict) else None
+    return found if isinstance(found, int) else 0
 
 
 def per_domain(deployed: Mapping[str, float]) -> list[float]:

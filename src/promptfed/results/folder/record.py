@@ -14,11 +14,15 @@ from typing import Any
 
 from promptfed.core import files
 from promptfed.core.errors import PromptFedError
-from promptfed.core.files import make_private, write_json, write_text
+from promptfed.core.files import make_private, sealed, sealed_toml, unsealed, write_sealed, write_text
 from promptfed.results.folder import names
 
 Line = dict[str, Any]
 FORMAT = 1
+WHOLE = (  # the files of a run folder that are written in one step
+    *(names.RECIPE, names.ENVIRONMENT, names.PARTITION, names.ROUNDS, names.SUMMARY, names.PREDICTIONS, names.REPORT),
+    *(names.FIGURES, names.DOMAINS, names.QUALITY, names.AUDIT, names.TRACKED),
+)
 
 
 def over_sites(folder: Path) -> bool:
@@ -58,9 +62,9 @@ class Record:
             raise PromptFedError(
                 f"Run folder {folder} cannot be created: {error.strerror}; choose another --out."
             ) from error
-        write_text(folder / names.RECIPE, recipe)  # from here on the run can be resumed
+        write_text(folder / names.RECIPE, sealed_toml(recipe))  # from here on the run can be resumed
         self.checkpoint.mkdir()
-        write_json(folder / names.ENVIRONMENT, env)
+        write_sealed(folder / names.ENVIRONMENT, env)
 
     @classmethod
     def reopen(cls, folder: Path) -> "Record":
@@ -83,7 +87,13 @@ class Record:
                 stack.enter_context(files.held(self.folder / names.LOCK, wait=False))
             except BlockingIOError as error:
                 raise PromptFedError(f"Another process is using {self.folder}; wait until it ends.") from error
+            self._sweep()
             yield
+
+    def _sweep(self) -> None:
+        """Remove what a process that was killed while it wrote one of the run's files has left."""
+        for path in (*map(self.folder.joinpath, WHOLE), self.checkpoint / names.STATE):
+            files.part_of(path).unlink(missing_ok=True)
 
     def state(self, recipe_hash: str, partition_hash: str, sources: Mapping[str, str] | None = None) -> Line | None:
         """Return the last committed state after checking that it belongs to this recipe and partition.
@@ -94,7 +104,7 @@ class Record:
         if not path.exists():
             return None
         try:
-            state: Line = json.loads(path.read_text(encoding="utf-8"))
+            state: Line = unsealed(path.read_text(encoding="utf-8"))
             known = {key: state[key] for key in ("format", "recipe", "partition", "round", "server", "personal")}
             whole = isinstance(known["round"], int) and isinstance(known["personal"], dict)
             whole = whole and {"file", "crc32"} <= known["server"].keys()
@@ -118,16 +128,21 @@ class Record:
     def read(self, finished: int) -> list[str]:
         """Load the `finished` rounds and return their lines; nothing is written."""
         path = self.folder / names.ROUNDS
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        try:
-            self.rounds = [json.loads(line) for line in lines[:finished]]
-            if [line["round"] for line in self.rounds] != list(range(1, len(self.rounds) + 1)):
-                raise ValueError("rounds are missing or repeated")
-        except (ValueError, KeyError, TypeError) as error:
-            raise PromptFedError(f"{path} is damaged within its first {finished} rounds; start a new run.") from error
-        if len(self.rounds) < finished:
-            raise PromptFedError(f"{path} holds {len(self.rounds)} rounds, the checkpoint {finished}; start a new run.")
-        return lines[:finished]
+        found = path.read_bytes().removesuffix(b"\n").split(b"\n")[:finished] if path.exists() else []
+        lines, self.rounds = [], []
+        for number, raw in enumerate(found if any(found) else [], 1):
+            try:
+                lines.append(raw.decode())
+                self.rounds.append(unsealed(lines[-1]))
+                if self.rounds[-1]["round"] != number:
+                    raise ValueError("a round is missing or repeated")
+            except (ValueError, KeyError, TypeError) as error:
+                raise PromptFedError(
+                    f"{path} is damaged within its first {finished} rounds, in line {number}; start a new run."
+                ) from error
+        if len(lines) < finished:
+            raise PromptFedError(f"{path} holds {len(lines)} rounds, the checkpoint {finished}; start a new run.")
+        return lines
 
     def rewind(self, finished: int) -> None:
         """Keep only the lines of the `finished` rounds; a line cut off by a crash comes after them."""
@@ -137,7 +152,7 @@ class Record:
     def append(self, line: Line) -> None:
         """Add a finished round."""
         with (self.folder / names.ROUNDS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(sealed(json.dumps(line)) + "\n")
         self.rounds.append(line)
 
     def commit(self, state: Line) -> None:
@@ -146,7 +161,7 @@ class Record:
         if rounds.exists():
             with rounds.open("rb") as file:
                 os.fsync(file.fileno())
-        write_json(self.checkpoint / names.STATE, state | {"format": FORMAT})
+        write_sealed(self.checkpoint / names.STATE, state | {"format": FORMAT})
         named = {state["server"]["file"], names.STATE, *state["personal"]}
         for path in self.checkpoint.iterdir():
             if path.name not in named:
@@ -155,7 +170,7 @@ class Record:
 
     def finish(self, summary: Line) -> None:
         """Write summary.json: the run is over."""
-        write_json(self.folder / names.SUMMARY, summary)
+        write_sealed(self.folder / names.SUMMARY, summary)
 
 
 def _check_sources(path: Path, stored: object, found: Mapping[str, str]) -> None:

@@ -1,6 +1,5 @@
 """How a method's keys fit the domains: confusion of domains, accuracy under each key, and example images."""
 
-import json
 import math
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from promptfed.core.files import unsealed
 from promptfed.results.folder import names
 from promptfed.results.report.figure import SQUARE, WIDE, Figure, Key
 from promptfed.results.report.groups import RunGroup
@@ -50,7 +50,7 @@ class Domains:
 def read_domains(folder: Path) -> Domains | None:
     """Read a run folder's domains.json; None if it is missing or cannot be drawn."""
     try:
-        return _domains(json.loads((folder / names.DOMAINS).read_text(encoding="utf-8")), folder)
+        return _domains(unsealed((folder / names.DOMAINS).read_text(encoding="utf-8")), folder)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # the report is useful without it
 

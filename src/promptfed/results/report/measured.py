@@ -3,13 +3,13 @@
 It reads quality.json and audit.json, and returns sentences and tables for the report and the terminal.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
+from promptfed.core.files import unsealed
 from promptfed.results.folder import names
 from promptfed.results.folder.parts import Json
 from promptfed.results.folder.reader import RunFolder, most_of
@@ -45,7 +45,7 @@ def _draw(
         name = f"{group.label}. " if len(groups) > 1 else ""
         seed = f"Seed {run.seed}. " if len(group.runs) > 1 else ""
         try:
-            raw = json.loads((run.path / file).read_text(encoding="utf-8"))
+            raw = unsealed((run.path / file).read_text(encoding="utf-8"))
             yield from list(show(run, raw, where + name + seed, colours.get(group.label, 0)))
         except (OSError, ValueError, TypeError, AttributeError, LookupError, OverflowError) as error:
             # the report is useful without it

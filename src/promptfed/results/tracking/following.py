@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from promptfed.core.errors import PromptFedError
-from promptfed.core.files import write_json
+from promptfed.core.files import unsealed, write_json
 from promptfed.results.folder import names
-from promptfed.results.folder.parts import parse_recipe, read_text
+from promptfed.results.folder.parts import parse_recipe, read_summary, read_text
 from promptfed.results.folder.record import over_sites
 from promptfed.results.tracking.numbers import of_recipe, of_round, of_summary, own_images
 from promptfed.results.tracking.tracker import TrackedRun, Tracker, check, opener
@@ -99,13 +99,19 @@ def send(folder: Path, kinds: tuple[str, ...]) -> int:
         for line in lines:
             following.log(line)
         if (folder / names.SUMMARY).is_file():
-            following.finish(json.loads(read_text(folder / names.SUMMARY)))
+            following.finish(read_summary(folder))
     return len(lines)
 
 
 def _lines(path: Path) -> list[Line]:
     """Return the finished rounds; a line without its end is one being written."""
-    return [json.loads(line) for line in read_text(path).splitlines(keepends=True) if line.endswith("\n")]
+    lines = []
+    for number, text in enumerate(read_text(path).split("\n")[:-1], 1):
+        try:
+            lines.append(unsealed(text))
+        except ValueError as error:
+            raise PromptFedError(f'"{path}" is damaged in line {number}: {error}.') from error
+    return lines
 
 
 def _kept(folder: Path) -> dict[str, Any]:
