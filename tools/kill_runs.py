@@ -25,12 +25,13 @@ from promptfed.runs import config, resuming
 
 METHODS = ("pfedpt", "pfedpg", "fedapt", "relic", "pfedvpt", "fedrep")
 SMALL = ("rounds=6", "checkpoint_seconds=0.02", "device=cpu", "evaluate.after=false")
+FEW_REPEATS = ("rounds=3", "method.repeats=1", "method.epochs=1")
 FEW_IMAGES = ("clients=4", "data.name=fashion-shops", "data.limit=4", "partition.name=iid")
 
 
 def words(method: str) -> list[str]:
     """Return the words of a small run; a method that learns a word has images of its own."""
-    return [*SMALL, *(() if method == "relic" else FEW_IMAGES)]
+    return [*SMALL, *(FEW_REPEATS if method == "relic" else FEW_IMAGES)]
 
 
 def work(method: str, folder: Path, errors: Path) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from promptfed.core.errors import PromptFedError
+from promptfed.core.files import unsealed
 from promptfed.data import open_dataset
 from promptfed.data.dataset import Dataset
 from promptfed.data.partition import Partition, make_partition
@@ -96,7 +97,7 @@ def test_a_partition_that_repeats_comes_back_from_its_file(tmp_path: Path) -> No
 def test_file_says_what_the_report_needs(tmp_path: Path) -> None:
     partition, dataset = small()
     partition.save(tmp_path / "new" / "partition.json", dataset)
-    assert json.loads((tmp_path / "new" / "partition.json").read_text()) == {
+    assert unsealed((tmp_path / "new" / "partition.json").read_text()) == {
         "name": "mine",
         "hash": partition.hash,
         "dataset": "toy",

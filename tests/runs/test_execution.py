@@ -78,7 +78,7 @@ def test_no_bar_where_nobody_trains_any_more(
 def test_the_result_is_what_the_folder_says(done: Result) -> None:
     lines = (done.folder / "rounds.jsonl").read_text().splitlines()
     assert [unsealed(line) for line in lines] == done.rounds
-    assert json.loads((done.folder / "summary.json").read_text()) == done.summary
+    assert unsealed((done.folder / "summary.json").read_text()) == done.summary
     assert [line["round"] for line in done.rounds] == [1, 2, 3]
     assert "pfedpt" in done.table()
     assert f"{100 * done.summary['accuracy']['mean']:.2f}" in done.table()
