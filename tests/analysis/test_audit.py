@@ -1,6 +1,5 @@
 """What a curious server learns: scores by hand, words and models attacked, and runs that show nothing."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from promptfed.analysis import audit as attacks
 from promptfed.analysis.audit import Attack, audit, balanced, matched, nearest
 from promptfed.analysis.generate import Sampler
 from promptfed.core.errors import PromptFedError
+from promptfed.core.files import unsealed
 from promptfed.results.report.measured import sentences
 from promptfed.runs.finished import open_run
 from support.command import promptfed
@@ -75,7 +75,7 @@ def test_an_uploaded_word_shows_whose_it_is(tmp_path: Path) -> None:
     assert all(line["nearest"] > line["nearest_others"] for line in found["per_client"])
     assert found["mean"]["fid"] == pytest.approx(np.mean([line["fid"] for line in found["per_client"]]))
     after = content(folder)
-    assert json.loads(after.pop("audit.json")) == found
+    assert unsealed(after.pop("audit.json").decode()) == found
     assert after == before
     assert sentences(found)[1] == "100 % of uploads are matched to their client, against 33 % by chance."
     assert sentences(found)[2].startswith("Note: 2 images in 3 features")

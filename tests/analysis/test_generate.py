@@ -12,6 +12,7 @@ from PIL import Image
 from promptfed.analysis.generate import Sampler, generate, global_word, grid, save_picture, spoken, starts
 from promptfed.backbones.painter import Painter
 from promptfed.core.errors import PromptFedError
+from promptfed.core.files import unsealed_toml
 from promptfed.runs.finished import FinishedRun, open_run, open_words
 from promptfed.runs.reevaluating import reevaluate
 from support.command import promptfed
@@ -69,7 +70,7 @@ def test_the_servers_words_need_neither_images_nor_clients(relic: FinishedRun, t
     folder = tmp_path / "run"
     shutil.copytree(relic.folder, folder)
     recipe = folder / "recipe.toml"
-    recipe.write_text(recipe.read_text().replace("colours.npz", "gone.npz"))
+    recipe.write_text(unsealed_toml(recipe.read_text()).replace("colours.npz", "gone.npz"))
     shutil.rmtree(folder / "checkpoint")
     (folder / "partition.json").unlink()
     (folder / "federation.json").write_text("{}")  # as where sites have trained

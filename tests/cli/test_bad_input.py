@@ -332,7 +332,7 @@ def full(*given: object, **more: object) -> int:
     [
         "promptfed.federation.loop.write_tree",
         "promptfed.federation.store.write_tree",
-        "promptfed.results.folder.record.write_json",
+        "promptfed.results.folder.record.write_sealed",
     ],
 )
 def test_a_full_disk_keeps_the_last_checkpoint(

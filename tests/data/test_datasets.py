@@ -39,11 +39,13 @@ def test_the_names() -> None:
         "cifar100",
         "csv",
         "dermoscopic-fl",
+        "dicom",
         "domainnet",
         "fashion-mnist",
         "fashion-shops",
         "flowers102",
         "folder",
+        "hf",
         "npz",
         "office-caltech10",
         "tiny-imagenet",
@@ -72,7 +74,7 @@ def test_sides_are_known_without_an_image(tmp_path: Path) -> None:
 def test_sides_are_an_option_of_all_other_sets() -> None:
     for name, kind in DATASETS.items():
         if name not in (*datasets.SIDES, "npz"):
-            given = {"path": "somewhere"} if name in ("folder", "csv") else {}
+            given = {"path": "somewhere"} if name in ("folder", "csv", "dicom", "hf") else {}
             assert find_sides(name, size=48, **given) == (48, 48)
             assert find_sides(name, **given) == (kind.size, kind.size)  # type: ignore[attr-defined]
 
@@ -163,7 +165,7 @@ def test_fashion_mnist_from_a_system_package_needs_no_download(tmp_path: Path) -
 def test_status_says_what_is_here_and_how_big(cifar10: Path, home: Path) -> None:
     add("cifar10", cifar10)
     rows = {row.name: row for row in status()}
-    assert list(rows) == sorted(set(DATASETS) - {"csv", "folder", "npz"})
+    assert list(rows) == sorted(set(DATASETS) - {"csv", "dicom", "folder", "hf", "npz"})
     assert rows["cifar10"] == ("cifar10", True, home / "data" / "cifar10", cifar10.stat().st_size)
     assert rows["cifar100"] == ("cifar100", False, home / "data" / "cifar100", 169_001_437)
     assert rows["fashion-shops"].present

@@ -113,7 +113,7 @@ def test_file_says_what_the_report_needs(tmp_path: Path) -> None:
 
 
 def edited(path: Path, change: Mapping[str, object], client: Mapping[str, object] | None = None) -> None:
-    document = json.loads(path.read_text())
+    document = unsealed(path.read_text())  # as an older version wrote it; a changed seal is noticed anyway
     document.update(change)
     document["clients"][0].update(client or {})
     path.write_text(json.dumps(document))

@@ -72,7 +72,7 @@ class AlteredError(ValueError):
     """A text is not the one that was sealed."""
 
     def __init__(self) -> None:
-        super().__init__("it does not match its checksum, so it was damaged or edited after it was written")
+        super().__init__("it does not match its checksum, so it is damaged or was edited after it was written")
 
 
 def sealed(text: str) -> str:
