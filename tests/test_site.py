@@ -85,7 +85,7 @@ def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """Run every command and the Python block in order, the recipes of the demo with fewer rounds and images."""
     load, few = config.load, few_photographs(tmp_path / "few.npz")
 
-    def smaller(source: str, words: Sequence[str] = ()) -> list[config.Recipe]:
+    def smaller(source: str, words: Sequence[str] = (), *, embedded: bool = True) -> list[config.Recipe]:
         known = source in registry.recipes()
         return load(
             source, [*(few if known else []), *(word for word in words if word not in ("clients=100", "per_round=10"))]

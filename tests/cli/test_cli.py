@@ -232,7 +232,7 @@ def test_check_names_every_promise() -> None:
 def test_demo_runs_three_methods_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load, small = config.load, few_photographs(tmp_path / "few.npz")
 
-    def smaller(source: str, words: Sequence[str] = ()) -> list[config.Recipe]:
+    def smaller(source: str, words: Sequence[str] = (), *, embedded: bool = True) -> list[config.Recipe]:
         return load(source, [*words, *(small if source in registry.recipes() else [])])
 
     monkeypatch.setattr(config, "load", smaller)

@@ -14,7 +14,7 @@ from promptfed.core.errors import PromptFedError
 from promptfed.core.method import Method
 from promptfed.methods.fedavg import FedAvg
 from promptfed.methods.pfedpt import PFedPT
-from promptfed.runs.config import Recipe, build_method, load, resolve
+from promptfed.runs.config import Recipe, build_method, load, load_one, resolve
 
 
 @dataclass(frozen=True)
@@ -265,3 +265,10 @@ def test_on_other_data_and_in_a_file_nothing_is_quick(tmp_path: Path) -> None:
     path.write_text('[method]\nname = "relic"\n', encoding="utf-8")
     (recipe,) = load(str(path))
     assert (recipe.rounds, recipe.clients, recipe.method["repeats"]) == (10, 20, 100)
+
+
+def test_only_a_run_on_embedded_data_starts_from_quick_keys() -> None:
+    quick = one("pfedpg")
+    assert (quick.rounds, quick.evaluate["every"]) == (5, 5)
+    over_sites = load_one("pfedpg", [], embedded=False)
+    assert (over_sites.rounds, over_sites.evaluate["every"]) == (10, 1)

@@ -95,7 +95,7 @@ def write_whole(folder: Path) -> tuple[Path, Path]:
 def recipe(method: str, *more: str) -> Recipe:
     """Return a short recipe for three clients."""
     words = ["clients=3", "rounds=3", "device=cpu", *SETTINGS[method], *more]
-    return config.load_one(method, words)
+    return config.load_one(method, words, embedded=False)
 
 
 CNN = ("backbone.channels=[4, 4]", "backbone.hidden=[8]", "method.epochs=2", "method.batch=4")

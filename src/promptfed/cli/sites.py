@@ -192,7 +192,7 @@ def _recipe(source: str, words: list[str], sites: int) -> "Recipe":
     given = [word for word in words if word.startswith("clients=")]
     if given:
         raise PromptFedError(f"{given[0]} cannot be set: the clients are the {sites} sites.")
-    return config.load_one(source, [*words, f"clients={sites}"])
+    return config.load_one(source, [*words, f"clients={sites}"], embedded=False)
 
 
 def describe_round(line: dict[str, Any], sites: tuple[str, ...]) -> str:

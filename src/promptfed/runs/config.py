@@ -23,23 +23,27 @@ if TYPE_CHECKING:
     from promptfed.core.method import Method
 
 
-def load(source: str, overrides: Sequence[str] = ()) -> list[Recipe]:
-    """Read a recipe file, a shipped recipe or a method's name, apply `key=value` overrides, and expand sweeps."""
+def load(source: str, overrides: Sequence[str] = (), *, embedded: bool = True) -> list[Recipe]:
+    """Read a recipe file, a shipped recipe or a method's name, apply `key=value` overrides, and expand sweeps.
+
+    Without `data.name` a run is on embedded data, unless it is not `embedded` but over sites, which have their own.
+    """
     content, where = read_source(source)
-    if content == {"method": {"name": source}} and not any(word.startswith("data.name") for word in overrides):
+    named = any(word.startswith("data.name") for word in overrides)
+    if embedded and not named and content == {"method": {"name": source}}:
         content = _quick(source)
     return expand(content, overrides, where)
 
 
 def _quick(name: str) -> NestedTable:
-    """Return what a run of a method's bare name on its own data starts from, so that it ends within two minutes."""
+    """Return what a run of a method's bare name on embedded data starts from, so that it ends within two minutes."""
     keys = nested.copied(dict(catalogue.find_method(name.removesuffix(PROMPTED)).quick))
     return keys | {"method": {"name": name} | keys.get("method", {})}
 
 
-def load_one(source: str, overrides: Sequence[str] = ()) -> Recipe:
+def load_one(source: str, overrides: Sequence[str] = (), *, embedded: bool = True) -> Recipe:
     """Read a recipe that is one run, or refuse a sweep."""
-    return single(load(source, overrides))
+    return single(load(source, overrides, embedded=embedded))
 
 
 def single(found: list[Recipe]) -> Recipe:
