@@ -1,6 +1,5 @@
 """FID, KID and likeness on numbers worked out by hand, and what a run's quality.json holds."""
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ from promptfed.analysis.quality import (
     uploads,
 )
 from promptfed.core.errors import PromptFedError
+from promptfed.core.files import unsealed
 from promptfed.federation.loop import rng_for
 from promptfed.results.report.measured import words
 from promptfed.runs.finished import FinishedRun, open_run
@@ -159,7 +159,7 @@ def test_words_of_a_run(relic: FinishedRun, monkeypatch: pytest.MonkeyPatch) -> 
     ]  # fmt: skip
     assert [(line["real"], line["drawn"]) for line in found["words"]] == [(6, 4), *[(8, 3)] * 6]
     assert (found["features"], found["rounds"], found["round"]) == ("means", [], 2)
-    assert json.loads((relic.folder / "quality.json").read_text()) == found
+    assert unsealed((relic.folder / "quality.json").read_text()) == found
     everyone = np.unique(np.concatenate(relic.plan.partition.train))
     pictures = painted(relic.loop.server["word"]).expand(4, -1, -1, -1)
     assert found["words"][0] == {"word": "global", **Judge(relic, Means(), chosen(everyone, 6))(pictures)}

@@ -1,6 +1,5 @@
 """A finished run is opened without a trace."""
 
-import json
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from torch import Tensor
 from promptfed.backbones.painter import Painter
 from promptfed.core import tree
 from promptfed.core.errors import PromptFedError
+from promptfed.core.files import unsealed
 from promptfed.core.method import Method, Task, adapts
 from promptfed.core.tree import Tree
 from promptfed.data import Dataset, open_dataset
@@ -82,7 +82,7 @@ def test_a_run_that_is_over_goes_on_by_being_read(folder: Path) -> None:
     with read_only(folder):
         done = resume(folder)
     assert state(folder) == before
-    assert done.summary == json.loads((folder / "summary.json").read_text())
+    assert done.summary == unsealed((folder / "summary.json").read_text())
     assert len(done.rounds) == 2
 
 
