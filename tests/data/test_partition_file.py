@@ -113,7 +113,7 @@ def test_file_says_what_the_report_needs(tmp_path: Path) -> None:
 
 
 def edited(path: Path, change: Mapping[str, object], client: Mapping[str, object] | None = None) -> None:
-    document = unsealed(path.read_text())  # as an older version wrote it; a changed seal is noticed anyway
+    document = unsealed(path.read_text())
     document.update(change)
     document["clients"][0].update(client or {})
     path.write_text(json.dumps(document))
@@ -258,7 +258,7 @@ def test_a_file_describes_the_images(tmp_path: Path) -> None:
 def test_a_description_that_does_not_fit_is_refused(key: str, value: object, tmp_path: Path) -> None:
     path = tmp_path / "partition.json"
     small()[0].save(path, small()[1])
-    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    path.write_text(json.dumps(unsealed(path.read_text()) | {key: value}))
     with pytest.raises(PromptFedError, match="damaged or was edited"):
         DescribedPartition.load(path)
 
@@ -266,6 +266,7 @@ def test_a_description_that_does_not_fit_is_refused(key: str, value: object, tmp
 def test_edited_counts_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "partition.json"
     small()[0].save(path, small()[1])
-    path.write_text(path.read_text().replace('"counts":[2,0]', '"counts":[2,1]'))
+    text = json.dumps(unsealed(path.read_text()), separators=(",", ":"))
+    path.write_text(text.replace('"counts":[2,0]', '"counts":[2,1]'))
     with pytest.raises(PromptFedError, match="damaged or was edited"):
         DescribedPartition.load(path)

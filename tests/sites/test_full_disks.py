@@ -44,10 +44,10 @@ def test_an_answer_that_does_not_fit_in_the_outbox_does_not_leave(
 def test_a_disk_that_fills_up_while_training_is_a_sentence_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(path: Path, content: Any) -> None:
+    def full(path: Path, content: Any, *, sealed: bool = False) -> None:
         if "south" in path.parts:
             raise OSError(errno.ENOSPC, "No space left on device")
-        write_tree(path, content)
+        write_tree(path, content, sealed=sealed)
 
     monkeypatch.setattr("promptfed.sites.worker.write_tree", full)
     out, federation = begin(tmp_path, "pfedpt", "rounds=2", federation=Federation(NAMES, min_sites=2))
