@@ -88,6 +88,7 @@ def test_onnx_of_one_client(base: Path, tmp_path: Path) -> None:
     assert str(base) not in (tmp_path / "out" / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_pt2_of_all_clients(base: Path, tmp_path: Path) -> None:
     run, photo = train(base, "pfedpt"), base / "photo.png"
     make_bundle(run, tmp_path / "bundle", "cpu")
