@@ -160,7 +160,7 @@ def test_the_giants_gated_layer_has_its_own_width(tmp_path: Path) -> None:
 # -- mistakes -------------------------------------------------------------------------------------------------------
 
 
-def refused(weights: str | Path, sentence: str) -> None:
+def assert_refused(weights: str | Path, sentence: str) -> None:
     with pytest.raises(PromptFedError, match=sentence) as caught:
         ViT(SHAPE, 5, str(weights)).to(torch.device("cpu"))
     assert re.fullmatch(r"[^\n]+[.?]", str(caught.value))
@@ -171,31 +171,31 @@ def refused(weights: str | Path, sentence: str) -> None:
 )
 def test_no_such_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    refused(name, "no such folder or file, and it is not a hub name" if name else "config.json")
+    assert_refused(name, "no such folder or file, and it is not a hub name" if name else "config.json")
 
 
 def test_an_empty_folder(tmp_path: Path) -> None:
-    refused(tmp_path, r"config\.json cannot be read: No such file")
+    assert_refused(tmp_path, r"config\.json cannot be read: No such file")
 
 
 def test_a_torn_configuration(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type"')
-    refused(tmp_path, r"config\.json is not valid JSON")
+    assert_refused(tmp_path, r"config\.json is not valid JSON")
     (tmp_path / "list").mkdir()
     (tmp_path / "list" / "config.json").write_text("[]")
-    refused(tmp_path / "list", r"config\.json does not hold a JSON object")
+    assert_refused(tmp_path / "list", r"config\.json does not hold a JSON object")
 
 
 def test_an_unknown_model_type(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "dinov3"}')
-    refused(tmp_path, r'config\.json has model_type "dinov3"; supported are vit \(DeiT')
+    assert_refused(tmp_path, r'config\.json has model_type "dinov3"; supported are vit \(DeiT')
 
 
 @pytest.mark.parametrize(("key", "value"), [("hidden_act", "relu"), ("num_channels", 1)])
 def test_forms_that_are_not_supported(key: str, value: object, tmp_path: Path) -> None:
     where = saved(vit(), tmp_path)
     configure(tmp_path, **{key: value})
-    refused(where, f"has {key}={value}; only {key}=")
+    assert_refused(where, f"has {key}={value}; only {key}=")
 
 
 @pytest.mark.parametrize(
@@ -205,45 +205,45 @@ def test_forms_that_are_not_supported(key: str, value: object, tmp_path: Path) -
 def test_sizes_that_are_no_numbers(key: str, value: object, tmp_path: Path) -> None:
     where = saved(vit(), tmp_path)
     configure(tmp_path, **{key: value})
-    refused(where, rf"config\.json has {key}=.*; it must be a whole number of at least 1\.$")
+    assert_refused(where, rf"config\.json has {key}=.*; it must be a whole number of at least 1\.$")
 
 
 def test_heads_that_do_not_divide_the_width(tmp_path: Path) -> None:
     where = saved(vit(), tmp_path)
     configure(tmp_path, num_attention_heads=3)
-    refused(where, "has num_attention_heads=3, which does not divide hidden_size=16")
+    assert_refused(where, "has num_attention_heads=3, which does not divide hidden_size=16")
 
 
 def test_an_index_without_files(tmp_path: Path) -> None:
     where = saved(vit(), tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text("{}")
-    refused(where, 'it has no weight for "cls"')
+    assert_refused(where, 'it has no weight for "cls"')
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"layernorm.bias": "model-1.safetensors"}}')
-    refused(where, r"has no model-1\.safetensors\.$")
+    assert_refused(where, r"has no model-1\.safetensors\.$")
 
 
 def test_oblong_patches(tmp_path: Path) -> None:
     where = saved(vit(), tmp_path)
     configure(tmp_path, patch_size=[4, 8])
-    refused(where, "patches of 4×8 pixels; only square ones")
+    assert_refused(where, "patches of 4×8 pixels; only square ones")
 
 
 def test_statistics_of_one_channel(tmp_path: Path) -> None:
     where = saved(vit(), tmp_path)
     (tmp_path / "preprocessor_config.json").write_text('{"image_mean": [0.5], "image_std": [0.5]}')
-    refused(where, "image_mean and image_std for three channels")
+    assert_refused(where, "image_mean and image_std for three channels")
 
 
 def test_no_tensors(tmp_path: Path) -> None:
     where = saved(vit(), tmp_path)
     (tmp_path / "model.safetensors").unlink()
-    refused(where, r"has no model\.safetensors\.$")
+    assert_refused(where, r"has no model\.safetensors\.$")
 
 
 def test_torn_tensors(tmp_path: Path) -> None:
     where = saved(vit(), tmp_path)
     (tmp_path / "model.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes()[:1000])
-    refused(where, r"model\.safetensors is not a complete safetensors file")
+    assert_refused(where, r"model\.safetensors is not a complete safetensors file")
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_torn_tensors(tmp_path: Path) -> None:
 def test_a_missing_weight(gone: str, named: str, tmp_path: Path) -> None:
     where = saved(vit(), tmp_path)
     edit(tmp_path, lambda tensors: tensors.pop(gone))
-    refused(where, f'is not a complete checkpoint: it has no weight for "{re.escape(named)}"')
+    assert_refused(where, f'is not a complete checkpoint: it has no weight for "{re.escape(named)}"')
 
 
 @pytest.mark.parametrize(
@@ -279,13 +279,13 @@ def test_a_missing_weight(gone: str, named: str, tmp_path: Path) -> None:
 def test_a_weight_of_another_shape(name: str, shape: tuple[int, ...], sentence: str, tmp_path: Path) -> None:
     where = saved(vit(), tmp_path)
     edit(tmp_path, lambda tensors: tensors.update({name: torch.zeros(shape)}))
-    refused(where, sentence)
+    assert_refused(where, sentence)
 
 
 def test_a_file_of_another_network(tmp_path: Path) -> None:
     path = tmp_path / "other.safetensors"
     save_file({"conv.weight": torch.zeros(3)}, path)
-    refused(path, r"has no DINOv2 names; for another ViT give the folder with its config\.json")
+    assert_refused(path, r"has no DINOv2 names; for another ViT give the folder with its config\.json")
 
 
 def test_registers_of_an_original_dinov2(tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_registers_of_an_original_dinov2(tmp_path: Path) -> None:
 
 def test_a_hub_name_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    refused("nobody/without-extra", r'needs the \[hf\] extra: pip install "promptfed\[hf\]"')
+    assert_refused("nobody/without-extra", r'needs the \[hf\] extra: pip install "promptfed\[hf\]"')
 
 
 def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,7 +309,7 @@ def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("no route\nto the hub")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", silent)
-    refused("nobody/not-there", r"is not a folder here, and the hub did not deliver it: no route\.$")
+    assert_refused("nobody/not-there", r"is not a folder here, and the hub did not deliver it: no route\.$")
 
 
 def test_a_hub_name_may_be_pinned_to_a_revision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -331,14 +331,14 @@ def test_a_layer_norm_epsilon_that_is_no_positive_number(value: object, tmp_path
     saved(vit(), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"layer_norm_eps": value}))
-    refused(str(tmp_path), r"config\.json has layer_norm_eps=.*; it must be a positive number")
+    assert_refused(str(tmp_path), r"config\.json has layer_norm_eps=.*; it must be a positive number")
 
 
 @pytest.mark.parametrize("value", [3, ["a", "b", "c"], [0.5, 0.5]])
 def test_statistics_of_pixels_that_are_no_numbers(value: object, tmp_path: Path) -> None:
     saved(vit(), tmp_path)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_mean": value}))
-    refused(str(tmp_path), r"must give image_mean and image_std for three channels")
+    assert_refused(str(tmp_path), r"must give image_mean and image_std for three channels")
 
 
 def test_a_hub_name_fetches_the_configuration_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

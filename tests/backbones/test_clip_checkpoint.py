@@ -33,7 +33,7 @@ def configure(folder: Path, tower: str, **changes: object) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def refused(weights: str | Path, sentence: str) -> None:
+def assert_refused(weights: str | Path, sentence: str) -> None:
     with pytest.raises(PromptFedError, match=sentence) as caught:
         CLIP((3, 16, 16), 2, ("cat", "dog"), str(weights)).to(torch.device("cpu"))
     assert re.fullmatch(r"[^\n]+[.?]", str(caught.value))
@@ -63,13 +63,13 @@ def test_lists_of_positions_in_old_checkpoints_have_no_use(tmp_path: Path) -> No
 def test_another_model(tmp_path: Path) -> None:
     saved(clip(), tmp_path)
     configure(tmp_path, "", model_type="clap")
-    refused(tmp_path, r'Unknown model_type "clap" in .*config\.json; did you mean "clip"\?')
+    assert_refused(tmp_path, r'Unknown model_type "clap" in .*config\.json; did you mean "clip"\?')
 
 
 def test_another_image_tower(tmp_path: Path) -> None:
     saved(clip(), tmp_path)
     configure(tmp_path, "vision_config", model_type="dinov3")
-    refused(tmp_path, r'config\.json has model_type "dinov3"; supported are vit')
+    assert_refused(tmp_path, r'config\.json has model_type "dinov3"; supported are vit')
 
 
 @pytest.mark.parametrize("tower", ["vision_config", "text_config"])
@@ -85,7 +85,7 @@ def test_another_image_tower(tmp_path: Path) -> None:
 def test_forms_that_do_not_fit(tower: str, key: str, value: object, sentence: str, tmp_path: Path) -> None:
     saved(clip(), tmp_path)
     configure(tmp_path, tower, **{key: value})
-    refused(tmp_path, sentence)
+    assert_refused(tmp_path, sentence)
 
 
 @pytest.mark.parametrize(
@@ -102,43 +102,43 @@ def test_forms_that_do_not_fit(tower: str, key: str, value: object, sentence: st
 def test_a_missing_weight(gone: str, named: str, tmp_path: Path) -> None:
     saved(clip(), tmp_path)
     edit(tmp_path, lambda tensors: tensors.pop(gone))
-    refused(tmp_path, f'is not a complete checkpoint: it has no weight for "{re.escape(named)}"')
+    assert_refused(tmp_path, f'is not a complete checkpoint: it has no weight for "{re.escape(named)}"')
 
 
 def test_no_folder_but_a_file(tmp_path: Path) -> None:
     path = tmp_path / "clip.safetensors"
     save_file({"logit_scale": torch.zeros(())}, path)
-    refused(path, "is a file; a dual encoder is a folder in CLIP's layout")
+    assert_refused(path, "is a file; a dual encoder is a folder in CLIP's layout")
 
 
 def test_no_weights_and_torn_weights(tmp_path: Path) -> None:
     saved(clip(), tmp_path)
     (tmp_path / "model.safetensors").unlink()
-    refused(tmp_path, r"has no model\.safetensors\.$")
+    assert_refused(tmp_path, r"has no model\.safetensors\.$")
     (tmp_path / "pytorch_model.bin").write_bytes(b"torn")
-    refused(tmp_path, r"pytorch_model\.bin is not a complete PyTorch file")
+    assert_refused(tmp_path, r"pytorch_model\.bin is not a complete PyTorch file")
 
 
 def test_no_tokenizer(tmp_path: Path) -> None:
     saved(clip(), tmp_path)
     (tmp_path / "merges.txt").unlink()
-    refused(tmp_path, r"has a vocab\.json but no readable merges\.txt\.$")
+    assert_refused(tmp_path, r"has a vocab\.json but no readable merges\.txt\.$")
     (tmp_path / "vocab.json").unlink()
-    refused(tmp_path, r"has no tokenizer: neither vocab\.json nor tokenizer\.json\.$")
+    assert_refused(tmp_path, r"has no tokenizer: neither vocab\.json nor tokenizer\.json\.$")
 
 
 def test_a_tokenizer_of_another_model(tmp_path: Path) -> None:
     saved(clip(), tmp_path)
     (tmp_path / "vocab.json").write_text(json.dumps(VOCABULARY | {"more": len(VOCABULARY)}))
-    refused(tmp_path, rf"has more tokens than the text tower's vocab_size={len(VOCABULARY)}\.$")
+    assert_refused(tmp_path, rf"has more tokens than the text tower's vocab_size={len(VOCABULARY)}\.$")
     (tmp_path / "vocab.json").write_text(json.dumps({"[CLS]": 0}))
-    refused(tmp_path, r"vocab\.json is not a CLIP vocabulary: it has no <\|startoftext\|>\.$")
+    assert_refused(tmp_path, r"vocab\.json is not a CLIP vocabulary: it has no <\|startoftext\|>\.$")
     assert END in VOCABULARY
 
 
 def test_a_hub_name_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    refused("nobody/clip-without-extra", r'needs the \[hf\] extra: pip install "promptfed\[hf\]"')
+    assert_refused("nobody/clip-without-extra", r'needs the \[hf\] extra: pip install "promptfed\[hf\]"')
 
 
 def test_a_hub_name_fetches_pickled_weights_only_where_there_are_no_others(
