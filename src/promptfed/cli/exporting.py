@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from promptfed.cli.arguments import existing
 from promptfed.cli.terminal import say
 from promptfed.core.errors import PromptFedError
 
@@ -23,7 +24,12 @@ class ExportFormat(StrEnum):
 
 def export(
     folder: Annotated[
-        Path, typer.Argument(help="The folder of a finished run or of a site's run, or a bundle.", metavar="RUN|BUNDLE")
+        Path,
+        typer.Argument(
+            help="The folder of a finished run or of a site's run, or a bundle.",
+            metavar="RUN|BUNDLE",
+            callback=existing,
+        ),
     ],
     out: Annotated[Path, typer.Option(help="The new folder; for a word, the .safetensors file.")] = WORD,
     form: Annotated[

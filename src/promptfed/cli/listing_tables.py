@@ -11,7 +11,6 @@ from rich.table import Table
 
 from promptfed.analysis.figures import FIGURES
 from promptfed.core import options
-from promptfed.results.report.table import human_bytes
 from promptfed.runs import catalogue, registry
 from promptfed.runs.sources import describe
 
@@ -70,6 +69,9 @@ def table(kind: str, rows: list[ListEntry]) -> Table:
 def data_table() -> Table:
     """Return which data sets are on this machine."""
     from promptfed.data import status
+    from promptfed.results.report.table import (
+        human_bytes,  # with the report comes numpy, which `list` need not wait for
+    )
 
     shown = Table(box=None, pad_edge=False)
     for title in ("data set", "here", "size", "where"):
@@ -88,6 +90,7 @@ def diagnosis() -> Table:
     from promptfed.core.version import __version__
     from promptfed.data import status
     from promptfed.data.download import home
+    from promptfed.results.report.table import human_bytes
 
     shown = Table(box=None, pad_edge=False, show_header=False)
     gpu = torch.cuda.is_available()

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from promptfed.cli.arguments import existing
 from promptfed.cli.terminal import say
 from promptfed.core.errors import PromptFedError
 
@@ -14,7 +15,7 @@ TokenFile = Annotated[
 
 
 def serve(
-    bundles: Annotated[list[Path], typer.Argument(help="Bundles.", metavar="BUNDLE...")],
+    bundles: Annotated[list[Path], typer.Argument(help="Bundles.", metavar="BUNDLE...", callback=existing)],
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0: any free one.")] = 8000,
     tokens: TokenFile = None,
@@ -64,7 +65,7 @@ def serve(
 
 
 def token(
-    bundle: Annotated[Path, typer.Argument(help="A bundle.", metavar="BUNDLE")],
+    bundle: Annotated[Path, typer.Argument(help="A bundle.", metavar="BUNDLE", callback=existing)],
     client: Annotated[int | None, typer.Option(help="The client whose model the token opens.")] = None,
     operator: Annotated[bool, typer.Option("--operator", help="A token that opens everything.")] = False,
     revoke: Annotated[bool, typer.Option("--revoke", help="Make the client's tokens invalid instead.")] = False,

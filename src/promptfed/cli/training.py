@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from promptfed.cli.arguments import Form, Format, Overrides, show_runs
+from promptfed.cli.arguments import Form, Format, Overrides, existing, show_runs
 from promptfed.cli.terminal import complain, console, describe_os_error, say
 from promptfed.cli.tracking import Track, again
 from promptfed.core.errors import PromptFedError
@@ -31,7 +31,9 @@ def run(
     source: Source = None,
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; the default is runs/METHOD-DATASET-N.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.", metavar="DIR")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Resume the run in this folder.", metavar="DIR", callback=existing)
+    ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:1; short for device=…")] = None,
     track: Track = None,
 ) -> None:

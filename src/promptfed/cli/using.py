@@ -5,11 +5,15 @@ from typing import Annotated
 
 import typer
 
+from promptfed.cli.arguments import existing
 from promptfed.cli.terminal import console, say
 
 
 def bundle(
-    folder: Annotated[Path, typer.Argument(help="The folder of a finished run, or of a site's run.", metavar="RUN")],
+    folder: Annotated[
+        Path,
+        typer.Argument(help="The folder of a finished run, or of a site's run.", metavar="RUN", callback=existing),
+    ],
     out: Annotated[Path, typer.Option(help="The new folder.", metavar="DIR")],
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
 ) -> None:
@@ -26,7 +30,7 @@ def bundle(
 
 
 def forget(
-    folder: Annotated[Path, typer.Argument(help="A bundle.", metavar="BUNDLE")],
+    folder: Annotated[Path, typer.Argument(help="A bundle.", metavar="BUNDLE", callback=existing)],
     client: Annotated[int, typer.Option(help="The client to remove.")],
 ) -> None:
     """Remove a client from a bundle; the answers of the others stay the same.
@@ -41,7 +45,10 @@ def forget(
 
 def predict(
     model: Annotated[
-        Path, typer.Argument(help="A bundle, model.safetensors, or the folder of a site's run or a simulated run.")
+        Path,
+        typer.Argument(
+            help="A bundle, model.safetensors, or the folder of a site's run or a simulated run.", callback=existing
+        ),
     ],
     images: Annotated[list[Path], typer.Argument(help="Image files.", metavar="IMAGE...")],
     client: Annotated[

@@ -7,9 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
-
-from promptfed.core import keys
 from promptfed.core.errors import PromptFedError
 from promptfed.runs import nested
 
@@ -119,6 +116,10 @@ def _span(key: str, text: str, kind: str, inside: str) -> Span:
 
 def settings(space: Space, seed: int) -> Iterator[Setting]:
     """Yield different settings in an order that only the seed decides, until there are no more."""
+    import torch  # not before a key that is wrong has been refused
+
+    from promptfed.core import keys
+
     lists = [values.all for values in space.values()]
     if all(lists) and math.prod(map(len, lists)) <= MOST:
         every = list(itertools.product(*lists))
@@ -137,4 +138,8 @@ def settings(space: Space, seed: int) -> Iterator[Setting]:
 
 
 def _share(seed: int, key: str, number: int) -> float:
+    import torch
+
+    from promptfed.core import keys
+
     return float(torch.rand((), generator=keys.generator(seed, "tune", key, number)))

@@ -18,7 +18,7 @@ from promptfed.core.files import write_json, write_text
 from promptfed.core.progress import about_left
 from promptfed.core.schedule import PACED
 from promptfed.results.report.table import Cell, Column, Table
-from promptfed.runs import config, nested, resuming
+from promptfed.runs import config, nested
 from promptfed.runs.recipe import Recipe
 from promptfed.runs.search import Setting, settings, split_words
 
@@ -150,6 +150,8 @@ def _planned(tuning: Tuning) -> tuple[list[Trial], list[Recipe]]:
         if key in space:
             why = "halving decides how many there are" if key == "rounds" else "a lucky one says nothing"
             raise PromptFedError(f"{key} cannot be tuned: {why}; give it one value.")
+    first = Trial(0, {key: values.at(0.0) for key, values in space.items()})
+    config.load_one(tuning.source, [*fixed, *first.words, *TRIED])  # refuses a wrong key before drawing imports torch
     chosen = list(islice(settings(space, tuning.seed), tuning.budget))
     trials = [Trial(number, setting) for number, setting in enumerate(chosen, 1)]
     return trials, [config.load_one(tuning.source, [*fixed, *trial.words, *TRIED]) for trial in trials]
@@ -229,6 +231,8 @@ def _known(tuning: Tuning, trials: Sequence[Trial]) -> list[Trial]:
 
 def _run(tuning: Tuning, trial: Trial, recipe: Recipe) -> Trial:
     """Start or resume a trial's run; one that fails does not stop the others."""
+    from promptfed.runs import resuming  # with it comes torch, which a wrong key need not wait for
+
     try:
         summary = resuming.start_or_resume(recipe, tuning.out / f"trial-{trial.number:03}").summary
     except PromptFedError as error:
