@@ -278,7 +278,9 @@ def test_commands_in_the_documentation_parse(own: Any, words: list[str], monkeyp
     rest = words[1:]
     if hasattr(command, "commands"):
         command = command.commands[rest.pop(0)]
-    context = command.make_context(words[0], rest)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "exists", lambda path, **options: True)  # the folders in the pages are the reader's own
+        context = command.make_context(words[0], rest)
     if words[0] == "run" and context.params["source"] and not context.params["resume"]:
         assert config.load(context.params["source"], context.params["overrides"] or [])
     if words[0] == "check":
