@@ -31,6 +31,13 @@ class Rates(TypedDict, total=False):
     clip: float
 
 
+class AdamRates(TypedDict, total=False):
+    """The arguments of `adam` that a method passes on."""
+
+    lr: Required[Rate]
+    weight_decay: float
+
+
 _NO_TREE: Tree = {}
 
 
@@ -65,7 +72,7 @@ def adam(
     *,
     start: Tree,
     params: Tree,
-    lr: float,
+    lr: Rate,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
     weight_decay: float = 0.0,
@@ -73,7 +80,7 @@ def adam(
     carry: Iterable[str] = (),
 ) -> Tree:
     """Minimise as `sgd` does, by Adam with decoupled weight decay; its state is not returned."""
-    rule = _Adam(lr, betas, eps, weight_decay)
+    rule = _Adam(_per_name(lr, params), betas, eps, weight_decay)
     return _descend(rule, objective, task, start, params, batches, hold, carry)
 
 
@@ -124,7 +131,7 @@ class _Sgd:
 class _Adam:
     """Adam (Kingma, Ba 2015) with the decay outside the moments (Loshchilov, Hutter 2019)."""
 
-    lr: float
+    lr: tuple[float, ...]
     betas: tuple[float, float]
     eps: float
     weight_decay: float
@@ -141,14 +148,14 @@ class _Adam:
         # a client is inactive only after its own last step, so one count of steps serves every active client
         state["count"] += 1
         one, two = (1 - beta ** state["count"] for beta in self.betas)
-        for (name, p), g in zip(params.items(), grads, strict=True):
+        for (name, p), g, lr in zip(params.items(), grads, self.lr, strict=True):
             on = None if active is None else _like(active, p)
             first, second = state[f"first.{name}"], state[f"second.{name}"]
             _assign(first, torch.lerp(g, first, self.betas[0]), on)
             _assign(second, torch.lerp(g * g, second, self.betas[1]), on)
             move = first / one / ((second / two).sqrt() + self.eps) + self.weight_decay * p
             (move,) = (move,) if rate is None else scaled([move], rate)
-            p.sub_(move if on is None else move * on, alpha=self.lr)
+            p.sub_(move if on is None else move * on, alpha=lr)
 
 
 def clipped(grads: Sequence[Tensor], longest: float, lead: int) -> list[Tensor]:

@@ -92,6 +92,8 @@ class Recipe:
         return "sha256:" + hashlib.sha256(nested.to_toml(content).encode()).hexdigest()
 
 
+_WORDS = ("relic", "fedti", "fedcpw", "fedproto", "ti-local", "ti-central")
+_WORD_KEYS = {"branch_lr": 0.0, "weight_decay": 0.0, "bias": True, "visual": "given"}
 # Keys added after the first runs: at these values a recipe keeps the fingerprint it had without them. "NAME:KEY" is
 # a key that was added to one method or one partition only.
 ADDED_KEYS = {
@@ -107,6 +109,9 @@ ADDED_KEYS = {
     "evaluate.metric": "accuracy",
     "method.tune_epochs": 0,
     "method.test_prompt": "own",
+    **{f"{name}:method.rest": "sum" for name in ("fedapt", "promptfl", "fedclip")},
+    **{f"{name}:method.intra": "kl" for name in ("promptfl", "fedclip")},
+    **{f"{name}:method.{key}": default for name in _WORDS for key, default in _WORD_KEYS.items()},
     "per-fedavg:method.drop_last": False,
     "fedrep:method.drop_last": False,
     "fedbabu:method.drop_last": False,
