@@ -112,6 +112,7 @@ ADDED_KEYS = {
     **{f"{name}:method.rest": "sum" for name in ("fedapt", "promptfl", "fedclip")},
     **{f"{name}:method.intra": "kl" for name in ("promptfl", "fedclip")},
     **{f"{name}:method.{key}": default for name in _WORDS for key, default in _WORD_KEYS.items()},
+    "pfedpg:method.descriptors": "unit",
     "per-fedavg:method.drop_last": False,
     "fedrep:method.drop_last": False,
     "fedbabu:method.drop_last": False,
