@@ -12,6 +12,7 @@ from promptfed.cli.analysis import audit, compare, figure, generate, quality, re
 from promptfed.cli.costing import plan
 from promptfed.cli.exporting import export
 from promptfed.cli.listing import check, data_app, doctor, list_
+from promptfed.cli.network import simulate_network
 from promptfed.cli.scaffolding import new_app
 from promptfed.cli.serving import serve, token
 from promptfed.cli.sites import app as sites_app
@@ -51,6 +52,7 @@ for command in (
     figure,
 ):
     app.command()(command)
+app.command("simulate-network")(simulate_network)
 app.command("list")(list_)
 app.command()(check)
 app.command()(doctor)
