@@ -106,6 +106,7 @@ ADDED_KEYS = {
     "partition.unseen": "",
     "partition.draw": "seed",
     "pfllib-iid:partition.balanced": False,
+    "domain-dirichlet:partition.balanced": False,
     "evaluate.metric": "accuracy",
     "method.tune_epochs": 0,
     "method.test_prompt": "own",
