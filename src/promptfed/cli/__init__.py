@@ -11,6 +11,7 @@ import typer
 from promptfed.cli.analysis import audit, compare, figure, generate, quality, report
 from promptfed.cli.costing import plan
 from promptfed.cli.exporting import export
+from promptfed.cli.jobs import jobs
 from promptfed.cli.listing import check, data_app, doctor, list_
 from promptfed.cli.network import simulate_network
 from promptfed.cli.scaffolding import new_app
@@ -36,6 +37,7 @@ for command in (
     plan,
     demo,
     reproduce,
+    jobs,
     tune,
     track,
     compare,
