@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from promptfed.papers.claims import Claims, Worker
+from promptfed.papers.claims import Claims, TableWorker
 from support.command import environment
 
 
@@ -90,7 +90,7 @@ def test_a_task_that_began_anew_takes_its_own_claims_at_once(tmp_path: Path) -> 
 def test_a_task_of_a_cluster_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "17")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
-    assert str(Worker.here()).endswith(", Slurm 17_3")
+    assert str(TableWorker.here()).endswith(", Slurm 17_3")
 
 
 def test_one_that_was_silent_for_too_long_ends(tmp_path: Path) -> None:

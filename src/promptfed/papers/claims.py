@@ -27,7 +27,7 @@ BEAT, SILENT = 10.0, 120.0  # seconds between two signs of life, and without one
 
 
 @dataclass(frozen=True)
-class Worker:
+class TableWorker:
     """A process that works on a table: where it is, and which task of a cluster it is, if of one."""
 
     host: str
@@ -35,7 +35,7 @@ class Worker:
     task: str = ""
 
     @classmethod
-    def here(cls) -> "Worker":
+    def here(cls) -> "TableWorker":
         """Return this process."""
         array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID", "")
         return cls(
@@ -52,7 +52,7 @@ class Claim:
     """One claim: its file, who made it, and how long ago it was last touched."""
 
     path: Path
-    worker: Worker | None  # None: it is being written, or damaged
+    worker: TableWorker | None  # None: it is being written, or damaged
     silent: float
 
     @property
@@ -65,7 +65,7 @@ class Claims:
     """The claims on the runs below `out`."""
 
     def __init__(self, out: Path, beat: float = BEAT, silent: float = SILENT) -> None:
-        self.out, self.beat, self.silent, self.worker = out, beat, silent, Worker.here()
+        self.out, self.beat, self.silent, self.worker = out, beat, silent, TableWorker.here()
         self.folder = out / FOLDER
         self.folder.mkdir(parents=True, exist_ok=True)
 
@@ -184,8 +184,8 @@ class Claims:
         )  # its last dots are the claim's own
 
 
-def _read(path: Path) -> Worker | None:
+def _read(path: Path) -> TableWorker | None:
     try:
-        return Worker(**json.loads(path.read_text(encoding="utf-8")))
+        return TableWorker(**json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError):
         return None
