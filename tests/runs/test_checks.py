@@ -12,7 +12,8 @@ from torch import Tensor
 
 from promptfed.core import local, ops, tree
 from promptfed.core.errors import PromptFedError
-from promptfed.core.method import Method, Task, Traits
+from promptfed.core.method import Method, Task, Traits, dual
+from promptfed.core.prompts.text import match
 from promptfed.core.protocols import Batch, Data, Rng
 from promptfed.core.tree import Tree
 from promptfed.runs.checks import CLASSES, PROMISES, SIZES, BrokenPromiseError, check_method, toy_dataset, toy_loop
@@ -259,6 +260,32 @@ class Forgets(Sound):
     traits = Traits(once=("keys",))
 
 
+@dataclass(frozen=True)
+class Closed(Method):
+    """Says that it knows classes by name, and has a classifier for those it was trained on."""
+
+    name: ClassVar[str] = "closed"
+    backbone: ClassVar[str] = "clip"
+    traits = Traits(reads="features", open=True)
+
+    def init_server(self, task: Task, rng: Rng) -> Tree:
+        return task.backbone.head(rng)
+
+    def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
+        return local.sgd(self.loss, task, data.batches(size=8), start=down, params=down, lr=1.0), personal
+
+
+@dataclass(frozen=True)
+class Prefers(Closed):
+    """Counts the first class of a list twice."""
+
+    name: ClassVar[str] = "prefers"
+
+    def predict(self, task: Task, params: Tree, batch: Batch) -> Tensor:
+        logits = match(batch["x"], dual(task).zero_shot, dual(task).scale)
+        return torch.cat([2 * logits[..., :1], logits[..., 1:]], -1)
+
+
 BROKEN: list[tuple[Method, str, str]] = [
     (Thawed(), "frozen", "frozen dataclass"),
     (Bare(), "frozen", "frozen dataclass"),
@@ -285,6 +312,8 @@ BROKEN: list[tuple[Method, str, str]] = [
     (Ascends(), "learns", "loss must fall"),
     (Idle(), "learns", "loss must fall"),
     (Restless(), "learns", "must stay as it is"),
+    (Closed(), "open", "so many logits"),
+    (Prefers(), "open", "swapping two class names"),
 ]
 
 

@@ -1,11 +1,12 @@
 """A pretrained backbone whose images have already become features: what it is given is what it would return."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 from torch import Tensor
 
 from promptfed.core import ops
-from promptfed.core.protocols import Backbone, Tokens
+from promptfed.core.protocols import Backbone, DualEncoder, Tokens
 from promptfed.core.tree import Tree
 
 
@@ -19,6 +20,10 @@ class Cached:
         if name.startswith("__"):  # copying and pickling ask for these before there is a backbone to ask
             raise AttributeError(name)
         return getattr(self.backbone, name)
+
+    def named(self, names: Sequence[str]) -> "Cached":
+        """Return it with other classes' names; it has to be a dual encoder."""
+        return Cached(cast(DualEncoder, self.backbone).named(names))
 
     def features(self, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, noise: Tree | None = None) -> Tensor:
         """Return the features as they are."""

@@ -87,19 +87,6 @@ def with_silu(arch: TextArch, weights: Tree) -> tuple[TextArch, Tree]:
     return replace(arch, silu=True), weights | scaled
 
 
-def spell(weights: Tree, start: int, endings: list[list[int]]) -> Tree:
-    """Return the tower's weights with the words that classes need in place of all others.
-
-    They are the embeddings `start` [W] and `ending` [classes, M, W], and `end` [classes]: where in its ending a class
-    has its end token. What follows that is never looked at.
-    """
-    longest = max(len(ending) for ending in endings)
-    padded = torch.tensor([ending + ending[-1:] * (longest - len(ending)) for ending in endings])
-    end = torch.tensor([len(ending) - 1 for ending in endings])
-    words = {"start": weights["token"][start], "ending": weights["token"][padded], "end": end}
-    return tree.drop(weights, ["token"]) | words
-
-
 @dataclass(frozen=True)
 class TextGroup:
     """Some classes, whose names are about as long: their numbers among all [n], and their words."""

@@ -11,8 +11,8 @@ Client-side code (init_client, fit, loss, predict, …) speaks only of trailing 
 and a stack of simulated clients, whose tensors all have a leading C. Server-side code always sees that C.
 """
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, cast
 
 from torch import Tensor
@@ -43,6 +43,7 @@ class Traits:
     needs_rows: bool = False  # `aggregate` tells clients apart, so a sum of their trees is not enough
     marks_nothing: bool = False  # a row of zeros in what is sent means "none", so it must arrive as such
     weighs: bool = True  # False: its loss has no labels; else it is a mean by batch["mask"], so images can be weighed
+    open: bool = False  # its models know classes by name alone, so they answer for those that training never named
     learns: bool = True  # False: it uses a pretrained model as it is
     adapts: bool = True  # False: with these options `adapt` changes nothing
     once: tuple[str, ...] = ()  # names in `down` that never change: they are sent at a client's first contact only
@@ -56,6 +57,11 @@ def dual(task: Task) -> DualEncoder:
     if not hasattr(task.backbone, "zero_shot"):  # isinstance would ask for every property, and some refuse
         raise PromptFedError("This method needs a text tower beside the image tower; set backbone.name=clip.")
     return cast(DualEncoder, task.backbone)
+
+
+def renamed(task: Task, classes: Sequence[str]) -> Task:
+    """Return the task with other classes before the same backbone: the models of an `open` method know them by name."""
+    return replace(task, backbone=dual(task).named(classes), classes=tuple(classes), captured={})
 
 
 def text_to_image(task: Task) -> TextToImage:

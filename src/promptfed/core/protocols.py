@@ -127,6 +127,18 @@ class DualEncoder(Backbone, Protocol):
         """
         ...
 
+    def sentences(self, texts: Sequence[str]) -> Tensor:
+        """Return the unit features [texts, D] of sentences as they are; computed once, they are kept."""
+        ...
+
+    def words(self, said: str) -> Tensor:
+        """Return the embeddings [n, W] of a text's tokens, on the CPU, to start context tokens from."""
+        ...
+
+    def named(self, names: Sequence[str]) -> "DualEncoder":
+        """Return the same towers with other classes' names."""
+        ...
+
 
 class TextToImage(Backbone, Protocol):
     """A frozen model that draws what a text says; its `features` are a row per image, which `unpack` takes apart."""
