@@ -14,6 +14,7 @@ from promptfed.runs.learning import check_train, fill_schedule, fill_stop, fill_
 from promptfed.runs.nested import NestedTable
 from promptfed.runs.recipe import DEFAULTS, PROMPTED, TABLES, EvaluateOptions, FleetOptions
 from promptfed.runs.recipe import Recipe as Recipe
+from promptfed.runs.selecting import check_selection, fill_data
 from promptfed.runs.sources import read_source
 from promptfed.runs.sweeps import combinations
 
@@ -81,8 +82,8 @@ def resolve(content: Mapping[str, Any], where: str = "the recipe") -> Recipe:
     """
     recipe = _with_backbone(_typed(content, where))
     check_device(recipe.device)
-    for part, known in (("data", catalogue.datasets()), ("partition", catalogue.partitions())):
-        fill_named(getattr(recipe, part), part, known)
+    fill_data(recipe.data, catalogue.datasets())
+    fill_named(recipe.partition, "partition", catalogue.partitions())
     method, prompt = fill_method(recipe.method, recipe.prompt)
     recipe = replace(
         recipe,
@@ -107,9 +108,10 @@ def _with_data(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
 
     recipe = fit_to_data(recipe, given)
     _check_clients(recipe)
+    check_selection(recipe)
     return replace(
         recipe,
-        data=fill_named(recipe.data, "data", DATASETS),
+        data=fill_data(recipe.data, DATASETS),
         partition=fill_named(recipe.partition, "partition", PARTITIONS),
     )
 

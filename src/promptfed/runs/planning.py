@@ -33,6 +33,7 @@ from promptfed.results.folder.record import Record
 from promptfed.runs import config
 from promptfed.runs.learning import held_out, stopping_of, training_of
 from promptfed.runs.recipe import EvaluateOptions, FleetOptions, Recipe
+from promptfed.runs.selecting import own_keys, selected, selected_each
 
 IMAGES, WEIGHTS = "images", "frozen weights"  # what a checkpoint has digests of
 
@@ -72,9 +73,10 @@ def digests(plan: Plan) -> dict[str, str]:
 
 def _find_images(recipe: Recipe) -> Dataset:
     """Load the recipe's data set with its evaluation split; a domain that is left out becomes the last one."""
-    given, unseen = dict(recipe.data), recipe.partition.get("unseen")
+    given, unseen = own_keys(recipe.data), recipe.partition.get("unseen")
     dataset = open_dataset(str(given.pop("name")), **given)
     dataset = evaluated_on(dataset, "test" if _pooled(recipe) else recipe.evaluate["split"], recipe.seed)
+    dataset = selected(dataset, recipe)
     return domain_last(dataset, str(unseen)) if unseen else dataset
 
 
@@ -86,7 +88,7 @@ def _divide(recipe: Recipe, dataset: Dataset, saved: Path | None) -> Partition:
     partition = make_partition(name, {} if name.startswith("file:") else rule, dataset, recipe.clients, recipe.seed)
     if _pooled(recipe) and recipe.evaluate["split"] == "val" and not again:
         partition = validated(partition, dataset, recipe.seed)
-    return partition
+    return partition if again else selected_each(partition, dataset, recipe)
 
 
 def _pooled(recipe: Recipe) -> bool:
