@@ -37,7 +37,7 @@ def test_they_are_keys_of_every_data_set() -> None:
     [
         ("data.shot=4", r'^Unknown key "data\.shot" in the recipe; did you mean "data\.shots"\?$'),
         ("data.shots=-1", r"^data\.shots must be at least 0, not -1\.$"),
-        ("data.half=bas", r'^Unknown data\.classes "bas"; did you mean "base"\?$'),
+        ("data.half=bas", r'^Unknown data\.half "bas"; did you mean "base"\?$'),
         ("data.shots_per=client", r"^data\.shots_per=client says how data\.shots is counted; set data\.shots too\.$"),
     ],
 )

@@ -22,8 +22,11 @@ from promptfed.data.digest import digest_images
 from promptfed.data.domain_partitioners import domain_last
 from promptfed.data.features import features_of, views_of
 from promptfed.data.partition import POOLED, Partition, make_partition
+from promptfed.data.selection import of_other_classes
 from promptfed.data.split import evaluated_on, validated
 from promptfed.federation import guards
+from promptfed.federation.beyond import Beyond
+from promptfed.federation.evaluate import sets_of
 from promptfed.federation.fleet import Fleet, OneByOne, Stacked
 from promptfed.federation.guards import Guards
 from promptfed.federation.loop import Loop, Settings, rng_for
@@ -184,6 +187,7 @@ def make_loop(plan: Plan, record: Record, *, secret_draw: bool = True) -> Loop:
         guarded,
         stopping_of(recipe),
         fleet_of(shards_of(validation)) if validation else None,
+        Beyond.of(sets_of(evaluate.sets), task, partition.test, dataset.others, of_other_classes(dataset)),
     )
 
 
