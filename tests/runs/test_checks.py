@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from promptfed.backbones.painter import Painter
 from promptfed.core import local, ops, tree
 from promptfed.core.errors import PromptFedError
 from promptfed.core.method import Method, Task, Traits, dual
@@ -40,6 +41,32 @@ class Sound(Method):
 
     def deploy(self, task: Task, server: Tree) -> Tree:
         return {}
+
+
+@dataclass(frozen=True)
+class Draws(Sound):
+    """Draws wherever a method can: in the server's download and aggregation, and in a client's training."""
+
+    name: ClassVar[str] = "draws"
+
+    def init_server(self, task: Task, rng: Rng) -> Tree:
+        return super().init_server(task, rng) | {"round": torch.zeros((), dtype=torch.long)}
+
+    def download(self, task: Task, server: Tree, clients: Tensor) -> Tree:
+        draw = task.rng("down", int(server["round"]))
+        noise = 1e-3 * torch.randn(task.num_clients, generator=draw).to(clients.device)
+        down = tree.repeat(tree.drop(server, ["round"]), len(clients))
+        return down | {"norm.bias": down["norm.bias"] + noise[clients].unsqueeze(-1)}
+
+    def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
+        up, after = super().fit(task, down, personal, data)
+        noise = 1e-3 * data.draw("up", tuple(down["norm.bias"].shape[-1:]), "normal")
+        return up | {"norm.bias": up["norm.bias"] + noise}, after
+
+    def aggregate(self, task: Task, server: Tree, clients: Tensor, up: Tree, weights: Tensor) -> Tree:
+        found = super().aggregate(task, server, clients, up, weights)
+        noise = 1e-3 * torch.randn(found["norm.bias"].shape, generator=task.rng("mean", int(server["round"])))
+        return found | {"norm.bias": found["norm.bias"] + noise, "round": server["round"] + 1}
 
 
 @dataclass
@@ -317,8 +344,17 @@ BROKEN: list[tuple[Method, str, str]] = [
 ]
 
 
-def test_the_sound_one_keeps_every_promise() -> None:
-    check_method(Sound())
+@pytest.mark.parametrize("method", [Sound(), Draws()], ids=lambda value: type(value).__name__)
+def test_sound_ones_keep_every_promise(method: Method) -> None:
+    check_method(method)
+
+
+def test_the_server_draws_by_its_seed_and_its_count() -> None:
+    task = Task(Painter((3, 8, 8), 2), ("a", "b"), 4, seed=7)
+    first = torch.rand(3, generator=task.rng("experts", 1))
+    assert first.equal(torch.rand(3, generator=task.rng("experts", 1)))
+    others = [task.rng("experts", 2), task.rng("noise", 1), replace(task, seed=8).rng("experts", 1)]
+    assert not any(first.equal(torch.rand(3, generator=one)) for one in others)
 
 
 @pytest.mark.parametrize(("method", "promise", "words"), BROKEN, ids=lambda value: type(value).__name__)

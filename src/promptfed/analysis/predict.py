@@ -58,7 +58,7 @@ class Model:
         if self.method.traits.reads == "features":
             features = backbone.features({}, pool.images(torch.arange(len(images), device=self.device)))
             pool = Pool(_dataset(images, task.classes), self.device, features)
-            task = Task(Cached(backbone), task.classes, task.num_clients, task.rounds)
+            task = replace(task, backbone=Cached(backbone), captured={})
         batch = next(iter(_data(self, task, pool, len(images)).batches("test", size=len(images), ordered=True)))
         return task, tree.drop(batch, ["y"])
 

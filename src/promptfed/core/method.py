@@ -15,9 +15,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, cast
 
-from torch import Tensor
+from torch import Generator, Tensor
 
-from promptfed.core import ops, tree
+from promptfed.core import keys, ops, tree
 from promptfed.core.errors import PromptFedError
 from promptfed.core.protocols import Backbone, Batch, Data, Draw, DualEncoder, Rng, TextToImage
 from promptfed.core.tree import Tree
@@ -31,7 +31,16 @@ class Task:
     classes: tuple[str, ...]
     num_clients: int
     rounds: int = 0  # those the recipe asks for, without the newcomers'; 0 where nothing is trained
+    seed: int = 0  # of the run, for `rng`
     captured: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)  # local's CUDA graphs
+
+    def rng(self, purpose: str, *numbers: int) -> Generator:
+        """Return the server's generator for a purpose, for `download` and `aggregate`; `numbers` tell its uses apart.
+
+        They come from the server's tree, such as a count of its rounds, so that a resumed run draws what a straight one
+        does.
+        """
+        return keys.generator(self.seed, "server", purpose, *numbers)
 
 
 @dataclass(frozen=True)

@@ -244,6 +244,11 @@ class Data(Protocol):
         ...
 
     @property
+    def rate(self) -> Tensor:
+        """Return what the run's schedule multiplies this round's learning rates by [], already so in `local`."""
+        ...
+
+    @property
     def capacity(self) -> int:
         """Return the rows a bank of per-example values needs: the most examples of any client."""
         ...
@@ -262,6 +267,10 @@ class Data(Protocol):
 
         With `drop_last` an incomplete last batch is left out, unless it is the client's only one.
         """
+        ...
+
+    def draw(self, name: str, shape: tuple[int, ...] = (), kind: Literal["uniform", "normal"] = "uniform") -> Tensor:
+        """Return random numbers for this round's `fit`, outside of any batch; another `name` gives others."""
         ...
 
     def map(self, change: Change, tensors: Tree) -> "Data":

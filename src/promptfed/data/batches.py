@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -76,6 +76,18 @@ class ClientData:
     def map(self, change: Change, tensors: Tree) -> "ClientData":
         """Return the same data with every batch passed through `change(tensors, batch)`."""
         return replace(self, changes=(*self.changes, (change, tensors)))
+
+    @property
+    def rate(self) -> Tensor:
+        """Return what the schedule multiplies this round's learning rates by, [] or [C]."""
+        schedule = self.training.schedule
+        return torch.full_like(self.facts["size"], schedule.factor(self.round) if schedule else 1.0)
+
+    def draw(self, name: str, shape: tuple[int, ...] = (), kind: Literal["uniform", "normal"] = "uniform") -> Tensor:
+        """Return random numbers [*shape] or [C, *shape] that depend on the seed, the name, the client and the round."""
+        salts = torch.tensor([keys.key(self.seed, "draw", name, client, self.round) for client in self.clients])
+        salt = _send(salts if self.stacked else salts[0], self.pool.x.device)
+        return (keys.uniform if kind == "uniform" else keys.normal)(salt, shape)
 
     def without_dropout(self, backbone: Backbone) -> "ClientData":
         """Return the same data for testing: the backbone's own draws are its dropout's, which is off then."""

@@ -125,7 +125,7 @@ def make_task(recipe: Recipe, sides: tuple[int, int], classes: tuple[str, ...], 
     if "names" in options.hints(kind):  # a text tower reads the classes' names
         fixed["names"] = classes
     backbone: Any = options.make(kind, given, "backbone", fixed)
-    return Task(backbone.to(device), classes, recipe.clients - recipe.newcomers, recipe.rounds)
+    return Task(backbone.to(device), classes, recipe.clients - recipe.newcomers, recipe.rounds, recipe.seed)
 
 
 def task_for(method: Method, task: Task) -> Task:

@@ -1,6 +1,7 @@
 """A model as one function of images: bytes in, probabilities out; nothing of PromptFed is left in its graph."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -8,7 +9,6 @@ from torch import Tensor
 from promptfed.analysis.predict import Model
 from promptfed.backbones.cached import Cached
 from promptfed.core import tree
-from promptfed.core.method import Task
 from promptfed.core.tree import Tree
 from promptfed.data.dataset import Images
 
@@ -34,7 +34,7 @@ class Network(torch.nn.Module):
         x = torch.addcmul(self.shift, images.float(), self.scale).movedim(-1, -3)
         if self.model.method.traits.reads == "features":
             x = task.backbone.features({}, x)
-            task = Task(Cached(task.backbone), task.classes, task.num_clients)
+            task = replace(task, backbone=Cached(task.backbone), captured={})
         facts = {name: value for name, value in self.model.facts.items() if name != "client"}
         params = tree.pick(every, self.order)
         return self.model.method.predict(task, params, batch | facts | {"x": x}).float().softmax(-1)
