@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from promptfed.backbones import clip_checkpoint, text, transformer
+from promptfed.backbones import clip_checkpoint, companions, text, transformer
 from promptfed.backbones.clip_checkpoint import ClipArch
 from promptfed.backbones.init import affine
 from promptfed.backbones.lexicon import Hashed, Lexicon
@@ -20,6 +20,7 @@ from promptfed.core.protocols import Draw, Rng, Tokens
 from promptfed.core.tree import Tree
 
 OPENING = "a photo of a"
+_NOTHING: Tree = {}
 
 
 @dataclass(frozen=True)
@@ -177,6 +178,7 @@ class LoadedCLIP(CLIP):
     scale: Tensor = field(compare=False, repr=False)  # cosines times this are logits
     zero_shot: Tensor = field(compare=False, repr=False)  # the unit features [classes, D] of "a photo of a {class}."
     known: dict[tuple[str, ...], Tensor] = field(default_factory=dict, compare=False, repr=False)  # see `sentences`
+    opened: dict[str, Tensor] = field(default_factory=dict, compare=False, repr=False)  # openings as embeddings
 
     @property
     def arch(self) -> ClipArch:
@@ -230,17 +232,45 @@ class LoadedCLIP(CLIP):
         """Return the logits [..., B, classes] of the classifier in `weights`; the text tower has no part in them."""
         return self.image(weights, x, tokens=tokens)
 
-    def text(self, context: Tensor, *, per_class: bool) -> Tensor:
+    def patches(self, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, project: bool = True) -> Tensor:
+        """Return the class token and all patches of the image tower [..., B, 1 + M, D] in float32."""
+        return self.image.patches(weights, x, tokens=tokens, project=project)
+
+    @property
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """Return the outputs and inputs of every matrix that may have a pair of low rank, the text tower's as text.*"""
+        texts = companions.matrices(text.shapes(self.text_arch))
+        return self.image.matrices | {f"text.{name}": shape for name, shape in texts.items()}
+
+    def text(
+        self, context: Tensor | str, *, per_class: bool, deep: Sequence[Tensor] = (), weights: Tree = _NOTHING
+    ) -> Tensor:
         """Return the unit features [..., classes, D] of "{context} {class}." in float32.
 
-        The context is [..., s, W], or with `per_class` [..., classes, s, W]; it takes the place of word embeddings.
+        The context is [..., s, W], or with `per_class` [..., classes, s, W]; it takes the place of word embeddings. A
+        text stands for its own words. Contexts of `deep` are like it and take its place in the blocks after the first.
+        Of `weights`, companions of the text tower's matrices are used, which are called text.*
         """
-        made = []
+        kind = self.frozen["start"].dtype
+        beside = {n[5:]: x.to(kind) for n, x in weights.items() if n.startswith("text.") and companions.is_one(n)}
+        if isinstance(context, str):
+            context, per_class = self._opened(context), False
+        if (clients := companions.stacked(beside)) and context.dim() == 2 + per_class:
+            context = context.expand(clients, *context.shape)
+        layers, made = [context, *deep], []
         for group in self.groups:
-            some = context.index_select(-3, group.rows) if per_class and len(self.groups) > 1 else context
-            own = some if per_class else some.unsqueeze(-3)
-            made.append(text.features(self.quick_arch, self.frozen | group.words, own, chunk=self.chunk))
+            pick = per_class and len(self.groups) > 1
+            some = [one.index_select(-3, group.rows) if pick else one for one in layers]
+            own, *later = [one if per_class else one.unsqueeze(-3) for one in some]
+            words = self.frozen | group.words
+            made.append(text.features(self.quick_arch, words, own, chunk=self.chunk, deep=later, beside=beside))
         return made[0] if len(made) == 1 else torch.cat(made, -2).index_select(-2, self.places)
+
+    def _opened(self, said: str) -> Tensor:
+        """Return the embeddings of a text's tokens on the device; a recorded step reads them from where they are."""
+        if said not in self.opened:
+            self.opened[said] = self.words(said).to(self.frozen["start"])
+        return self.opened[said]
 
     def sentences(self, texts: Sequence[str]) -> Tensor:
         """Return the unit features [texts, D] of sentences in float32; they are computed when first asked for."""

@@ -19,7 +19,17 @@ from torch import Generator, Tensor
 
 from promptfed.core import keys, ops, tree
 from promptfed.core.errors import PromptFedError
-from promptfed.core.protocols import Backbone, Batch, Data, Draw, DualEncoder, Rng, TextToImage
+from promptfed.core.protocols import (
+    AdaptableBackbone,
+    Backbone,
+    Batch,
+    Data,
+    DenseBackbone,
+    Draw,
+    DualEncoder,
+    Rng,
+    TextToImage,
+)
 from promptfed.core.tree import Tree
 
 
@@ -47,7 +57,7 @@ class Task:
 class Traits:
     """What the engine must know of a method before it calls it; the defaults are FedAvg's."""
 
-    reads: Literal["pixels", "features"] = "pixels"  # features: those of the frozen backbone, computed once
+    reads: Literal["pixels", "features", "patches"] = "pixels"  # the others are the frozen backbone's, computed once
     views: int = 0  # features of so many augmented views beside each image's own: batch["views"] [B, V, D]
     needs_rows: bool = False  # `aggregate` tells clients apart, so a sum of their trees is not enough
     marks_nothing: bool = False  # a row of zeros in what is sent means "none", so it must arrive as such
@@ -66,6 +76,20 @@ def dual(task: Task) -> DualEncoder:
     if not hasattr(task.backbone, "zero_shot"):  # isinstance would ask for every property, and some refuse
         raise PromptFedError("This method needs a text tower beside the image tower; set backbone.name=clip.")
     return cast(DualEncoder, task.backbone)
+
+
+def dense(task: Task) -> DenseBackbone:
+    """Return the task's network of patches, or say that a method needs one."""
+    if not hasattr(task.backbone, "patches"):
+        raise PromptFedError("This method needs a transformer's patches; set backbone.name=vit, or clip for texts too.")
+    return cast(DenseBackbone, task.backbone)
+
+
+def adaptable(task: Task) -> AdaptableBackbone:
+    """Return the task's network with room beside its matrices, or say that a method needs one."""
+    if not hasattr(task.backbone, "matrices"):
+        raise PromptFedError("This method needs a frozen transformer; set backbone.name=vit, or clip for texts too.")
+    return cast(AdaptableBackbone, task.backbone)
 
 
 def renamed(task: Task, classes: Sequence[str]) -> Task:

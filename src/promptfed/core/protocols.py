@@ -4,7 +4,7 @@ Client-side code speaks only of trailing dimensions: the same code serves one si
 whose tensors all have a leading C.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -25,6 +25,7 @@ Change = Callable[[Tree, Batch], Batch]
 Sorter = Callable[[Batch], Tree]
 """Sorts a batch's images by K domains: `shares` [B, K] of each, and `logits` [B, K, classes] as if of that one only."""
 
+_NOTHING: Tree = {}
 Tokens = Tensor | Sequence[Tensor]
 """Prompt tokens [..., K, D], per client or per sample; a sequence gives every layer its own (VPT-deep)."""
 
@@ -120,10 +121,14 @@ class DualEncoder(Backbone, Protocol):
         """Return the unit features [classes, D] of "a photo of a {class}."."""
         ...
 
-    def text(self, context: Tensor, *, per_class: bool) -> Tensor:
+    def text(
+        self, context: Tensor | str, *, per_class: bool, deep: Sequence[Tensor] = (), weights: Tree = _NOTHING
+    ) -> Tensor:
         """Return the unit features [..., classes, D] of "{context} {class}.".
 
-        The context is [..., s, W], or with `per_class` [..., classes, s, W]; it takes the place of word embeddings.
+        The context is [..., s, W], or with `per_class` [..., classes, s, W]; it takes the place of word embeddings. A
+        text stands for its own words. Contexts of `deep` are like it and take its place in the blocks after the first.
+        Of `weights`, companions of the text tower's matrices are used, called text.*: see `AdaptableBackbone`.
         """
         ...
 
@@ -137,6 +142,31 @@ class DualEncoder(Backbone, Protocol):
 
     def named(self, names: Sequence[str]) -> "DualEncoder":
         """Return the same towers with other classes' names."""
+        ...
+
+
+class DenseBackbone(Backbone, Protocol):
+    """A network of patches, which can be had one by one."""
+
+    def patches(self, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, project: bool = True) -> Tensor:
+        """Return the class token and all patches [..., B, 1 + M, D], as `features` has the class token alone.
+
+        Without `project` they are as before the map into the space of texts, if there is one.
+        """
+        ...
+
+
+class AdaptableBackbone(Backbone, Protocol):
+    """A frozen network beside whose matrices, one for all clients, `weights` may have small ones of each client.
+
+    NAME.lora_a [r, in] and NAME.lora_b [out, r] add B A x to what matrix NAME gives, be it block3.qkv, block3.q (k, v),
+    block3.out, block3.mlp1 or block3.mlp2. block3.side.down.weight and .bias, up and maybe mid add to a block's output
+    up(relu(mid(relu(down(norm1(z)))))). The text tower's names begin with "text."
+    """
+
+    @property
+    def matrices(self) -> Mapping[str, tuple[int, int]]:
+        """Return the outputs and inputs of every matrix that may have a pair."""
         ...
 
 

@@ -19,7 +19,8 @@ from promptfed.data.training import PLAIN, Training
 class Pool:
     """Every image of a data set on one device, kept as bytes and normalised batch by batch.
 
-    With `features` [N, D] those stand for the images; `extras` hold more of every example, by name.
+    With `features` [N, D], or those of patches [N, 1 + M, D], these stand for the images; `extras` hold more of every
+    example, by name.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Pool:
     def images(self, index: Tensor) -> Tensor:
         """Return the normalised images [*index.shape, 3, H, W], channels last in memory as convolutions like it."""
         if not self.raw:
-            return self.x[index]
+            return self.x[index].float()  # patches are kept in 16 bits
         chosen = self.x.index_select(0, index.flatten()).float()
         return torch.addcmul(self.shift, chosen, self.scale).view(*index.shape, *self.x.shape[1:]).movedim(-1, -3)
 

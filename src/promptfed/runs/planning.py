@@ -9,18 +9,18 @@ import torch
 from numpy.typing import NDArray
 
 from promptfed.backbones import BACKBONES
-from promptfed.backbones.cached import Cached
+from promptfed.backbones.cached import behind
 from promptfed.backbones.digest import digest_weights
 from promptfed.core import options
 from promptfed.core.errors import PromptFedError
-from promptfed.core.method import Method, Task
+from promptfed.core.method import Method, Task, dense
 from promptfed.core.tree import Tree
 from promptfed.data import open_dataset
 from promptfed.data.batches import Pool, Shards
 from promptfed.data.dataset import Dataset
 from promptfed.data.digest import digest_images
 from promptfed.data.domain_partitioners import domain_last
-from promptfed.data.features import features_of, views_of
+from promptfed.data.features import features_of, patches_of, views_of
 from promptfed.data.partition import POOLED, Partition, make_partition
 from promptfed.data.selection import of_other_classes
 from promptfed.data.split import evaluated_on, validated
@@ -130,7 +130,7 @@ def make_task(recipe: Recipe, sides: tuple[int, int], classes: tuple[str, ...], 
 
 def task_for(method: Method, task: Task) -> Task:
     """Return the task as the method sees it: with features computed once, if it reads those."""
-    return replace(task, backbone=Cached(task.backbone)) if method.traits.reads == "features" else task
+    return replace(task, backbone=behind(task.backbone, method.traits.reads))
 
 
 def make_loop(plan: Plan, record: Record, *, secret_draw: bool = True) -> Loop:
@@ -237,6 +237,8 @@ def _pool(plan: Plan) -> Pool:
         name = plan.recipe.method["name"]
         wanted = plan.method.backbone
         raise PromptFedError(f"Method {name} reads the features of a pretrained backbone; set backbone.name={wanted}.")
+    if plan.method.traits.reads == "patches":
+        return Pool(plan.dataset, plan.device, patches_of(plan.dataset, dense(plan.task), plan.device))
     features = features_of(plan.dataset, backbone, plan.device)
     views = (
         {"views": views_of(plan.dataset, backbone, plan.device, plan.method.traits.views)}
