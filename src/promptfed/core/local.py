@@ -15,7 +15,7 @@ from torch import Tensor
 
 from promptfed.core import tree
 from promptfed.core.method import Task
-from promptfed.core.protocols import Batch, Batches
+from promptfed.core.protocols import Batch, Batches, Data
 from promptfed.core.tree import Tree
 
 Objective = Callable[[Task, Tree, Tree, Batch], Tensor | tuple[Tensor, Tree]]
@@ -82,6 +82,18 @@ def adam(
     """Minimise as `sgd` does, by Adam with decoupled weight decay; its state is not returned."""
     rule = _Adam(_per_name(lr, params), betas, eps, weight_decay)
     return _descend(rule, objective, task, start, params, batches, hold, carry)
+
+
+def paced(data: Data, factor: float) -> Data:
+    """Return the same data with all learning rates of this round multiplied by `factor`.
+
+    A rate that changes from round to round by other means would be recorded anew in every round.
+    """
+    return data.map(_paced, {"pace": torch.full_like(data.facts["size"], factor)})
+
+
+def _paced(given: Tree, batch: Batch) -> Batch:
+    return batch | {"rate": batch["rate"] * given["pace"] if "rate" in batch else given["pace"]}
 
 
 def _per_name(rate: Rate, params: Tree) -> tuple[float, ...]:

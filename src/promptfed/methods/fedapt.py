@@ -67,6 +67,7 @@ class FedAPT(Method):
             weighs=self.mode == "supervised",
             once=("keys",),
             testing=TESTING,
+            open=not self._per_class,
         )
 
     # -- what is learned, and where it lives ------------------------------------

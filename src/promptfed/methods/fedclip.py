@@ -53,7 +53,7 @@ class FedCLIP(Method):
     def traits(self) -> Traits:
         """Ask for features and, without labels, for augmented views."""
         labelled = self.mode == "supervised"
-        return Traits(reads="features", views=0 if labelled else unlabelled.VIEWS, weighs=labelled)
+        return Traits(reads="features", views=0 if labelled else unlabelled.VIEWS, weighs=labelled, open=True)
 
     # -- what is learned, and where it lives ------------------------------------
     def init_server(self, task: Task, rng: Rng) -> Tree:

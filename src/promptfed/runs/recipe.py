@@ -33,6 +33,7 @@ class EvaluateOptions:
     personal: bool = True  # false: before the last round, evaluate only the server's own model
     after: bool = True  # at the end, also evaluate every client after one more local training
     split: Literal["test", "val"] = "test"  # val: choose settings on validation images, never on test images
+    sets: str = ""  # what else every client's model is tested on: own-names, neighbour, base, novel, joined by "+"
     metric: Literal["accuracy", "balanced_accuracy", "macro_f1", "auroc", "ece"] = "accuracy"  # what comes first
 
 
