@@ -13,6 +13,7 @@ from promptfed.methods.fedclip import FedCLIP
 from promptfed.methods.fedkgcoop import FedKgCoOp
 from promptfed.methods.fedmtl import FedMTL
 from promptfed.methods.fedper import FedPer
+from promptfed.methods.fedpgp import FedPGP
 from promptfed.methods.fedprox import FedProx
 from promptfed.methods.fedrep import FedRep
 from promptfed.methods.fedrod import FedRoD
@@ -94,6 +95,7 @@ VARIANTS: dict[str, Method] = {
     "promptfolio with unit texts": PromptFolio(theta=0.6, renorm=True, tokens=2, lr=0.02, batch=8),
     "fedkgcoop": FedKgCoOp(guide=0.1, tokens=2, lr=0.02, batch=8),
     "fedkgcoop of FedTPG": FedKgCoOp(guide=0.1, over="own", count="clients", tokens=2, lr=0.02, batch=8),
+    "fedpgp": FedPGP(tokens=2, rank=2, lr=0.02, epochs=1, batch=8),
     "fedclip": FedCLIP(lr=0.01, batch=8),
     "fedclip of FedAPT": FedCLIP(adapter="sigmoid", optimiser="sgd", lr=0.05, weight_decay=1e-5, batch=8),
     "fedclip in the batch": FedCLIP(against="batch", lr=0.01, batch=8),
