@@ -3,6 +3,8 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 TORCH := 2.13.0
+AUDIT := pip-audit@2.10.1 --strict --disable-pip --progress-spinner off
+CYCLONEDX := cyclonedx-python-lib[json-validation]==11.12.0
 
 # pip may be configured with a folder of local wheels; uv ignores that setting and would fetch the CUDA build instead.
 # Elsewhere uv picks the torch build that fits this machine; set UV_TORCH_BACKEND (cpu, cu130, …) to choose another.
@@ -14,7 +16,7 @@ export UV_TORCH_BACKEND ?= auto
 endif
 UV = $(BIN)/uv pip install --quiet -p $(VENV) -c constraints.txt
 
-.PHONY: help demo sites-demo test test-slow check docs format hooks dist try-wheel bench clean
+.PHONY: help demo sites-demo test test-slow check docs format hooks lock audit dist build-twice sbom try-wheel bench clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -66,9 +68,23 @@ hooks: $(VENV)/.dev  ## install the pre-commit hooks into this clone
 	$(UV) pre-commit
 	$(BIN)/pre-commit install
 
+lock: $(BIN)/uv  ## write requirements/: the versions and hashes of everything a release needs
+	$(BIN)/python tools/lock.py --uv $(BIN)/uv
+
+audit: $(BIN)/uv  ## ask for known vulnerabilities of all locked versions, and of those used for development
+	cat requirements/*.lock | grep -v '^ *#' > $(VENV)/locked.txt
+	$(BIN)/uv tool run $(AUDIT) --require-hashes -r $(VENV)/locked.txt
+	$(BIN)/uv tool run $(AUDIT) --no-deps -r constraints.txt
+
 dist: $(BIN)/uv  ## build the source archive, and the wheel from it, into dist/
 	rm -rf dist
 	$(BIN)/uv build --quiet
+
+build-twice: dist  ## build once more from a copy and compare, byte for byte
+	UV=$(abspath $(BIN)/uv) .ci/build-twice dist
+
+sbom: dist  ## write the bill of materials of dist/ as build/promptfed.cdx.json, and validate it
+	$(BIN)/uv run --quiet --no-project --with $(CYCLONEDX) tools/sbom.py --check build/promptfed.cdx.json dist/*
 
 try-wheel: dist  ## install the wheel in a clean environment and run the demo from it, outside this checkout
 	UV=$(abspath $(BIN)/uv) PYTHON=$(PYTHON) .ci/try-wheel dist/promptfed-*.whl
