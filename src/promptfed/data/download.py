@@ -30,9 +30,7 @@ class Remote:
 
 
 # The authors' own repository at its last commit; the address in their paper has no https.
-_FASHION = (
-    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/b2617bb6d3ffa2e429640350f613e3291e10b141/data/fashion/"
-)
+_FASHION = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/b2617bb6d3ffa2e429640350f613e3291e10b141/data/fashion/"
 _TORONTO = "https://www.cs.toronto.edu/~kriz/"
 _STANFORD = "https://cs231n.stanford.edu/"
 
