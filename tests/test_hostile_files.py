@@ -112,12 +112,13 @@ def test_a_folder_of_weights_runs_nothing(name: str, hostile: bytes, tmp_path: P
     assert not marked(tmp_path)
 
 
-@pytest.mark.parametrize("part", ["unet/diffusion_pytorch_model", "vae/diffusion_pytorch_model", "text_encoder/model"])
-@pytest.mark.parametrize("ending", [".safetensors", ".bin"])
-def test_a_text_to_image_model_runs_nothing(part: str, ending: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["unet/diffusion_pytorch_model.bin", "vae/diffusion_pytorch_model.safetensors", "text_encoder/pytorch_model.bin"],
+)
+def test_a_text_to_image_model_runs_nothing(name: str, tmp_path: Path) -> None:
     folder = Path(saved_diffusion(tmp_path / "model"))
-    (folder / f"{part}.safetensors").unlink()
-    name = "text_encoder/pytorch_model.bin" if ending == ".bin" and "text" in part else f"{part}{ending}"
+    next((folder / name).parent.glob("*.safetensors")).unlink()
     (folder / name).write_bytes(torch_file(tmp_path / "marker"))
     words = ["backbone.name=diffusion", f"backbone.weights={folder}", "device=cpu", "rounds=1"]
     sentence(promptfed("run", "relic", "--out", tmp_path / "run", *words))

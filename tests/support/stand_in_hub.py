@@ -1,4 +1,4 @@
-"""A model hub on this machine, which serves folders as the real one does: what there is, where files lead, and files."""
+"""A model hub on this machine, which serves folders as the real one does."""
 
 import hashlib
 import json
