@@ -131,7 +131,8 @@ def test_the_bill_of_materials_names_every_locked_version_and_what_needs_it(tmp_
     assert {purl.split("/")[1].split("@")[0] for purl in needed["pkg:pypi/promptfed@1.2.3"]} == {
         canonicalize_name(wanted.name) for name in LOCKED for wanted in direct(name)
     }
-    reached, border = set(), {"pkg:pypi/promptfed@1.2.3"}
+    reached: set[str] = set()
+    border = {"pkg:pypi/promptfed@1.2.3"}
     while border := {purl for one in border for purl in needed[one]} - reached:
         reached |= border
     assert reached == set(components), "everything is there because something needs it"

@@ -82,7 +82,13 @@ def bill(version: str, packages: dict[str, Package], files: list[Path]) -> dict[
         }
         for path in files
     ]
-    described = {"type": "application", "bom-ref": root, "name": "promptfed", "version": version, "purl": root}
+    described: dict[str, Any] = {
+        "type": "application",
+        "bom-ref": root,
+        "name": "promptfed",
+        "version": version,
+        "purl": root,
+    }
     described |= {"licenses": [{"license": {"id": "Apache-2.0"}}], "externalReferences": references}
     components = [component(package) for package in packages.values()]
     needs: dict[str, list[str]] = {root: [], **{purl: [] for purl in packages}}

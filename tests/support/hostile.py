@@ -25,7 +25,7 @@ HARM = """(() => ({
   asked: performance.getEntriesByType('resource').map(e => e.name)
     .filter(name => !name.startsWith('data:') && !name.startsWith('blob:') && !name.startsWith(location.origin + '/')),
 }))()"""
-NONE = {"ran": None, "made": [], "scripts": 0, "links": 0, "asked": []}
+NONE: dict[str, object] = {"ran": None, "made": [], "scripts": 0, "links": 0, "asked": []}
 
 
 def put(folder: Path, old: str, new: str) -> None:
