@@ -27,7 +27,7 @@ def cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "by hand.tgz"
     write_cifar10(path)
     (remote,) = download.REMOTES["cifar10"]
-    right = "md5:" + hashlib.md5(path.read_bytes()).hexdigest()
+    right = "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
     monkeypatch.setitem(download.REMOTES, "cifar10", (replace(remote, checksum=right, url=path.as_uri()),))
     return path
 
@@ -118,7 +118,7 @@ def test_an_added_archive_is_loaded_without_the_network(cifar10: Path, home: Pat
 
 def test_adding_the_wrong_file_is_refused_unless_told_otherwise(cifar10: Path, home: Path) -> None:
     write_cifar10(cifar10, each=3)
-    with pytest.raises(PromptFedError, match=r"has checksum md5:.* instead of md5:.*: not the official file"):
+    with pytest.raises(PromptFedError, match=r"has checksum sha256:.* instead of sha256:.*: not the official file"):
         add("cifar10", cifar10)
     assert not home.exists()
     add("cifar10", cifar10, verify=False)

@@ -3,69 +3,15 @@
 import base64
 import http.client
 import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import uvicorn
 
-from promptfed.serving.app import make_app
-from promptfed.serving.service import make_service
 from promptfed.serving.tokens import beside, hashed, new_token, write_hashes
 from support.browser import Browser, browsing
-from support.tiny_server import copied, picture, tiny_bundle
-
-FILL = """(async () => {
-  const bytes = Uint8Array.from(atob('%s'), c => c.charCodeAt(0));
-  const bag = new DataTransfer();
-  bag.items.add(new File([bytes], 'photo.png', {type: 'image/png'}));
-  const input = document.getElementById('%s');
-  input.files = bag.files;
-  input.dispatchEvent(new Event('change'));
-  const words = id => document.getElementById(id).textContent;
-  for (let n = 0; n < 600 && !words('where') && !/token/.test(words('status')); n++) {
-    await new Promise(done => setTimeout(done, 50));
-  }
-})()"""
-SHOWN = """(() => {
-  const words = id => document.getElementById(id).textContent;
-  const pen = document.getElementById('heat').getContext('2d');
-  const {width, height} = document.getElementById('heat');
-  const painted = pen.getImageData(0, 0, width, height).data.filter((v, n) => n % 4 === 3 && v > 0).length;
-  return {
-    answer: words('answer'), status: words('status'), where: words('where'), painted,
-    rows: [...document.querySelectorAll('#bars tr')].map(row => row.innerText),
-    focus: document.activeElement.id, page: document.documentElement.scrollWidth,
-    view: document.documentElement.clientWidth, paper: getComputedStyle(document.body).backgroundColor,
-    unnamed: [...document.querySelectorAll('input')].filter(i => !i.labels.length).length,
-    small: [...document.querySelectorAll('input:not([type=checkbox])')]
-      .filter(i => i.offsetParent && i.getBoundingClientRect().height < 44).length,
-    outside: performance.getEntriesByType('resource').filter(e => !e.name.startsWith(location.origin)
-      && !e.name.startsWith('blob:' + location.origin)).map(e => e.name),
-    inline: document.querySelectorAll('[style], style, script:not([src])').length,
-    hidden: document.getElementById('token-row').hidden,
-  };
-})()"""
-
-
-class Visited:
-    """A server in a thread."""
-
-    def __init__(self, bundle: Path) -> None:
-        self.server = uvicorn.Server(uvicorn.Config(make_app(make_service([bundle], "cpu")), port=0, log_config=None))
-        self.thread = threading.Thread(target=self.server.run)
-
-    def __enter__(self) -> str:
-        self.thread.start()
-        while not self.server.started:
-            self.thread.join(0.01)
-        return f"http://127.0.0.1:{self.server.servers[0].sockets[0].getsockname()[1]}/"
-
-    def __exit__(self, *_: object) -> None:
-        self.server.should_exit = True
-        self.thread.join()
+from support.served import Visited, fill
+from support.tiny_server import copied, tiny_bundle
 
 
 @pytest.fixture(scope="module")
@@ -77,13 +23,6 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_bundle(tmp_path_factory.mktemp("page"))
-
-
-def fill(browser: Browser, where: str = "picture", side: int = 64) -> dict[str, Any]:
-    """Give the page a picture and return what it then shows."""
-    browser.evaluate(FILL % (base64.b64encode(picture(1, side)).decode(), where))
-    found: dict[str, Any] = browser.evaluate(SHOWN)
-    return found
 
 
 def keep(browser: Browser, name: str) -> None:

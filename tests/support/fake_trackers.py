@@ -16,6 +16,7 @@ class Recorder:
 
     calls: Calls = field(default_factory=list)
     step: int = 0  # of wandb's resumed run
+    offline: bool = False
     history: list[int] = field(default_factory=list)  # of mlflow's resumed run
     broken: str = ""  # the call that fails
 
@@ -53,6 +54,7 @@ def fake_wandb(monkeypatch: pytest.MonkeyPatch) -> Recorder:
         return SimpleNamespace(
             id="abc123",
             project=words["project"],
+            offline=recorder.offline,
             step=recorder.step,
             log=lambda values, step: recorder.note("log", step, values),
             summary=_Summary(recorder),
@@ -67,8 +69,11 @@ def fake_trackio(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """Put a trackio in place."""
     recorder = Recorder()
 
-    def init(**words: Any) -> Any:
-        recorder.note("init", words)
+    def init(
+        *, project: str, name: str, config: Any, resume: str, auto_log_gpu: bool | None = None, **more: Any
+    ) -> Any:
+        words = {"project": project, "name": name, "config": config, "resume": resume, "auto_log_gpu": auto_log_gpu}
+        recorder.note("init", words | more)
         return SimpleNamespace(
             log=lambda values, step: recorder.note("log", step, values), finish=lambda: recorder.note("finish")
         )

@@ -163,7 +163,11 @@ def _tensor_files(place: Path) -> list[Path]:
         return [place]
     index = place / "model.safetensors.index.json"
     if index.is_file():
-        return [place / name for name in sorted(set(read_json(index).get("weight_map", {}).values()))]
+        given = read_json(index).get("weight_map", {})
+        names = sorted(set(map(str, given.values()))) if isinstance(given, dict) else [str(given)]
+        if odd := [name for name in names if not re.fullmatch(r"[\w-][\w.-]*", name)]:
+            raise PromptFedError(f'{index} names "{odd[0]}", which is not the name of a file beside it.')
+        return [place / name for name in names]
     pickled = place / "pytorch_model.bin"  # what the hub kept before safetensors
     if pickled.is_file() and not (place / "model.safetensors").is_file():
         return [pickled]

@@ -251,7 +251,7 @@ def add(name: str, path: Path, *, verify: bool = True) -> Path:
         if not source.is_file():
             raise PromptFedError(f'There is no file {source}; data set "{name}" needs {remote.file}.')
         right = (remote.checksum, *remote.also)
-        if verify and (actual := digest(source, remote.checksum.partition(":")[0])) not in right:
+        if verify and (actual := digest(source)) not in right:
             raise PromptFedError(f"{source} has checksum {actual} instead of {remote.checksum}: not the official file.")
     folder.mkdir(parents=True, exist_ok=True)
     for remote, source in zip(remotes, sources, strict=True):

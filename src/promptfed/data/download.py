@@ -20,7 +20,7 @@ TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class Remote:
-    """One official file: its name, its address, its size in bytes, and the checksums it may have."""
+    """One official file: its name, its address, its size in bytes, and the SHA-256 checksums it may have."""
 
     file: str
     url: str
@@ -29,51 +29,66 @@ class Remote:
     also: tuple[str, ...] = ()  # the same contents in another wrapping
 
 
-_FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+# The authors' own repository at its last commit; the address in their paper has no https.
+_FASHION = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/b2617bb6d3ffa2e429640350f613e3291e10b141/data/fashion/"
 _TORONTO = "https://www.cs.toronto.edu/~kriz/"
+_STANFORD = "https://cs231n.stanford.edu/"
 
 
 def _fashion(file: str, size: int, checksum: str, debian: str) -> Remote:
     """Return one of the four files; Debian packs the same bytes with another gzip header."""
-    return Remote(file, _FASHION + file, size, f"md5:{checksum}", (f"md5:{debian}",))
+    return Remote(file, _FASHION + file, size, f"sha256:{checksum}", (f"sha256:{debian}",))
 
 
 def _one(base: str, file: str, size: int, checksum: str) -> tuple[Remote, ...]:
     """Return the single file of a data set."""
-    return (Remote(file, base + file, size, f"md5:{checksum}"),)
+    return (Remote(file, base + file, size, f"sha256:{checksum}"),)
 
 
 REMOTES: dict[str, tuple[Remote, ...]] = {
-    "cifar10": _one(_TORONTO, "cifar-10-python.tar.gz", 170_498_071, "c58f30108f718f92721af3b95e74349a"),
-    "cifar100": _one(_TORONTO, "cifar-100-python.tar.gz", 169_001_437, "eb9058c3a382ffc7106e4002c42a8d85"),
+    "cifar10": _one(
+        _TORONTO,
+        "cifar-10-python.tar.gz",
+        170_498_071,
+        "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+    ),
+    "cifar100": _one(
+        _TORONTO,
+        "cifar-100-python.tar.gz",
+        169_001_437,
+        "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
+    ),
     "fashion-mnist": (
         _fashion(
             "train-images-idx3-ubyte.gz",
             26_421_880,
-            "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-            "cf8536b0aa1a6ac5fa3f23001093305c",
+            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+            "b0564c3eedabfbf835052cff8503ea422014ce006caf5b757f851416ee8300c7",
         ),
         _fashion(
             "train-labels-idx1-ubyte.gz",
             29_515,
-            "25c81989df183df01b3e8a0aad5dffbe",
-            "10bea18fdb374794d4bb42e356e600c9",
+            "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+            "0ae29f65d86684f32d1b9c85147786c547b9c6aebcaf235f0400a0cce308b056",
         ),
         _fashion(
             "t10k-images-idx3-ubyte.gz",
             4_422_102,
-            "bef4ecab320f06d8554ea6380940ec79",
-            "f78720b4224f21cce2f2ccf2d7a94c9a",
+            "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+            "cc1d090a38ace84dfa1aa66e3ada7c336ef481a96936906477e6dd344da56eaa",
         ),
         _fashion(
             "t10k-labels-idx1-ubyte.gz",
             5_148,
-            "bb300cfdad3c16e7a12a480ee83cd310",
-            "0d30e22e447f3c33dab9ed536400ac01",
+            "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+            "8d3605d196f4be44669e46906da9733c8131fef761fdbfec72c424d5222f1a05",
         ),
     ),
     "tiny-imagenet": _one(
-        "http://cs231n.stanford.edu/", "tiny-imagenet-200.zip", 248_100_043, "90528d7ca1a48142e341f4ef8d21d0de"
+        _STANFORD,
+        "tiny-imagenet-200.zip",
+        248_100_043,
+        "6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
     ),
 }
 
@@ -84,24 +99,20 @@ def home() -> Path:
     return Path(given).expanduser() if given else Path.home() / ".cache" / "promptfed"
 
 
-def digest(path: Path, kind: str = "sha256") -> str:
-    """Return the checksum of a file as "kind:hex"."""
-
-    def fresh() -> "hashlib._Hash":
-        return hashlib.new(kind, usedforsecurity=False)  # or md5 is refused where FIPS rules hold
-
+def digest(path: Path) -> str:
+    """Return the checksum of a file as "sha256:hex"."""
     with path.open("rb") as stream:
-        return f"{kind}:{hashlib.file_digest(stream, fresh).hexdigest()}"
+        return f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}"
 
 
 def fetch(url: str, target: Path, checksum: str, *, name: str = "NAME") -> Path:
     """Download `url` to `target`, resuming what an earlier try left, and return `target` once its checksum is right.
 
-    `checksum` is "md5:…" or "sha256:…"; `name` is the data set named in the advice for a machine without network.
+    `checksum` is "sha256:…"; `name` is the data set named in the advice for a machine without network.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with held(target.with_name(f".{target.name}.lock"), wait=True):  # another run may want the same file at once
-        if target.is_file() and digest(target, checksum.partition(":")[0]) == checksum:
+        if target.is_file() and digest(target) == checksum:
             return target
         return _fetch(url, target, checksum, name)
 
@@ -121,7 +132,7 @@ def _fetch(url: str, target: Path, checksum: str, name: str) -> Path:
             f"Could not download {url} ({failure}); {kept}. "
             f"`promptfed data add {name} PATH` takes a {target.name} downloaded by hand."
         ) from failure
-    actual = digest(part, checksum.partition(":")[0])
+    actual = digest(part)
     if actual != checksum:
         part.unlink()
         raise PromptFedError(

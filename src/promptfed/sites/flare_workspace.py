@@ -100,7 +100,6 @@ def build_server_workspace(kit: Path, state: Path, largest: int) -> None:
         "admin_storage": "transfer",
         "max_num_clients": 100,
         "heart_beat_timeout": GONE_SECONDS,
-        "download_job_url": "http://download.server.com/",
         "admin_timeout": 10.0,
     }
     persistor = {

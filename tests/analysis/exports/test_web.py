@@ -1,15 +1,10 @@
 """The page in a real browser: it answers as PromptFed does, asks nothing from elsewhere, and says what is missing."""
 
-import functools
-import http.server
 import json
 import os
 import shutil
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +14,7 @@ from promptfed.analysis.exports.web import RUNTIME, export_page
 from promptfed.runs import runner
 from support.browser import Browser, browsing
 from support.exported import expected
+from support.served import served_files
 from support.tiny_runs import tiny, write_images
 
 FAST = ("device=cpu", "rounds=1", "evaluate.after=false")
@@ -46,29 +42,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return base / "run", base / "page"
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    """A server that prints nothing."""
-
-    def log_message(self, format: str, *given: Any) -> None:  # noqa: A002
-        return
-
-
-@contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """Serve a folder; yield its address."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
 def test_a_page_without_the_runtime_says_what_is_missing(made: tuple[Path, Path], browser: Browser) -> None:
-    with served(made[1]) as address:
+    with served_files(made[1]) as address:
         browser.open(address, 375, "light")
         browser.evaluate("ready.catch(() => 0)")
         said = browser.evaluate("document.getElementById('said').textContent")
@@ -79,7 +54,7 @@ def test_a_page_without_the_runtime_says_what_is_missing(made: tuple[Path, Path]
 
 def test_photographs_are_scaled_as_pillow_does_it(made: tuple[Path, Path], browser: Browser) -> None:
     photo = Image.open(made[1] / "photo.png")
-    with served(made[1]) as address:
+    with served_files(made[1]) as address:
         browser.open(address, 1280, "light")
         for height, width in ((8, 8), (40, 16), (23, 50), (23, 31)):
             found = np.array(browser.evaluate(RESIZED % (height, width)), np.uint8).reshape(height, width, 3)
@@ -88,7 +63,7 @@ def test_photographs_are_scaled_as_pillow_does_it(made: tuple[Path, Path], brows
 
 
 def test_the_page_may_not_send_anything_elsewhere(made: tuple[Path, Path], browser: Browser) -> None:
-    with served(made[1]) as address, served(made[1]) as elsewhere:
+    with served_files(made[1]) as address, served_files(made[1]) as elsewhere:
         browser.open(address, 1280, "light")
         assert browser.evaluate(f"fetch('{address}model.json').then(() => 'came', () => 'refused')") == "came"
         assert browser.evaluate(f"fetch('{elsewhere}model.json').then(() => 'came', () => 'refused')") == "refused"
@@ -103,7 +78,7 @@ def test_the_model_runs_in_the_browser(made: tuple[Path, Path], browser: Browser
     folder = shutil.copytree(page, tmp_path / "page")
     for name in RUNTIME:
         shutil.copyfile(Path(runtime) / name, folder / name)
-    with served(folder) as address:
+    with served_files(folder) as address:
         browser.open(address, 375, "dark")
         browser.evaluate("ready.then(() => 0)")
         ask = "(async () => classify(await ready, await (await fetch('photo.png')).blob()))()"

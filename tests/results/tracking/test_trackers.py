@@ -39,6 +39,7 @@ def test_wandb_gets_the_recipe_the_rounds_and_the_end(make_run: MakeRun, monkeyp
     assert "id" not in words
     assert words["settings"] == {
         "console": "off", "disable_code": True, "disable_git": True, "disable_job_creation": True, "save_code": False,
+        "host": "",
         "x_disable_machine_info": True, "x_disable_meta": True, "x_disable_stats": True, "x_save_requirements": False,
     }  # fmt: skip
     assert [call[0] for call in wandb.named("log")] == [1, 2]

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -62,7 +63,7 @@ class Table:
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow([field for column in self.columns for field in column.fields])
-        writer.writerows([[field for cell in row for field in cell.fields] for row in self.rows])
+        writer.writerows([[_no_formula(field) for cell in row for field in cell.fields] for row in self.rows])
         return out.getvalue()
 
 
@@ -84,8 +85,19 @@ def _strong(cell: Cell, bold: str, escape: Callable[[str], str]) -> str:
     return bold.format(escape(cell.text)) if cell.best else escape(cell.text)
 
 
+def _no_formula(field: str) -> str:
+    """Return a field that no spreadsheet takes for a formula: a name that begins like one gets an apostrophe."""
+    return f"'{field}" if re.match(r"\s*([=@]|[+-](?!\d*\.?\d+(e[+-]?\d+)?$))", field) else field
+
+
 def _pipe(text: str) -> str:
-    return text.replace("|", "\\|")
+    """Escape what Markdown would read as a column or as HTML."""
+    return _one_line(text).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _one_line(text: str) -> str:
+    """Return text without control characters and marks that turn the direction of what follows."""
+    return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text)
 
 
 def _latex(text: str) -> str:
@@ -97,4 +109,4 @@ def _latex(text: str) -> str:
         "~": r"\textasciitilde{}",
         "^": r"\textasciicircum{}",
     }
-    return "".join(special.get(sign, f"\\{sign}" if sign in "&%$#_{}" else sign) for sign in text)
+    return "".join(special.get(sign, f"\\{sign}" if sign in "&%$#_{}" else sign) for sign in _one_line(text))

@@ -59,6 +59,7 @@ class Following:
         for kind, tracker in list(self.trackers.items()):
             with self._leave_out(kind):
                 tracker.close()
+                self._keep(kind)
 
     @contextmanager
     def _leave_out(self, kind: str) -> Iterator[None]:
