@@ -118,14 +118,14 @@ def read_run(path: Path | str) -> RunFolder:
     text = read_text(folder / names.RECIPE)
     recipe = parse_recipe(folder / names.RECIPE, text)
     summary = read_json(folder / names.SUMMARY)
-    committed = _committed(folder, summary)  # before the rounds: a run at work only adds to them
+    committed = committed_rounds(folder, summary)  # before the rounds: a run at work only adds to them
     rounds = read_rounds(folder / names.ROUNDS, committed)
     partition = read_partition(folder / names.PARTITION)
     figures, fault = read_figures(folder / names.FIGURES)
     facts = (
         _unfinished(recipe, rounds, partition)
         if summary is None
-        else _finished(folder / names.SUMMARY, summary, recipe)
+        else finished_facts(folder / names.SUMMARY, summary, recipe)
     )
     return RunFolder(
         path=folder,
@@ -144,7 +144,7 @@ def read_run(path: Path | str) -> RunFolder:
     )
 
 
-def _committed(folder: Path, summary: Json | None) -> int:
+def committed_rounds(folder: Path, summary: Json | None) -> int:
     """Return how many rounds a run has for certain, by its summary or else by its checkpoint."""
     if summary is None:
         found = (read_json(folder / names.CHECKPOINT / names.STATE) or {}).get("round")
@@ -181,7 +181,7 @@ def _check_folder(folder: Path) -> None:
     raise PromptFedError(f'"{folder}" is not a run folder, since it has no {missing[0]}; {hint}')
 
 
-def _finished(path: Path, raw: Json, recipe: Json) -> dict[str, Any]:
+def finished_facts(path: Path, raw: Json, recipe: Json) -> dict[str, Any]:
     """Return the fields of a finished run, from its summary."""
     try:
         accuracy = raw["accuracy"]
