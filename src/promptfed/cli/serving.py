@@ -38,6 +38,7 @@ def serve(
     curl -F image=@photo.jpg "http://127.0.0.1:8000/v1/predict?client=3"
     """
     try:
+        from promptfed.serving.listening import place
         from promptfed.serving.server import check_exposure
         from promptfed.serving.server import serve as run
     except ModuleNotFoundError as error:
@@ -57,9 +58,8 @@ def serve(
     count = len(service.opened.clients)
 
     def ready(chosen: int) -> None:
-        place = f"[{host}]" if ":" in host else host
         who = f"{count} clients" if count > 1 else "1 client"
-        say(f"Serving {who} at http{'s' if files else ''}://{place}:{chosen}/; press Ctrl-C to stop.")
+        say(f"Serving {who} at {place(host, chosen, secure=files is not None)}; press Ctrl-C to stop.")
 
     run(service, host, port, ready, files)
 

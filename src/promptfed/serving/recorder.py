@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import MutableMapping
+from collections.abc import Collection, MutableMapping
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -32,8 +32,8 @@ FAILED = b'{"error":"Something is wrong with this server; tell who runs it."}'
 class Recorder:
     """Wraps an application."""
 
-    def __init__(self, app: ASGIApp, metrics: Monitor) -> None:
-        self.app, self.metrics = app, metrics
+    def __init__(self, app: ASGIApp, metrics: Monitor, known: Collection[str] = KNOWN) -> None:
+        self.app, self.metrics, self.known = app, metrics, known
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or run the application's start and end."""
@@ -61,7 +61,7 @@ class Recorder:
             self._count(scope, status or 500, time.monotonic() - start)
 
     def _count(self, scope: MutableMapping[str, Any], status: int, seconds: float) -> None:
-        route = scope["path"] if scope["path"] in KNOWN else "other"
+        route = scope["path"] if scope["path"] in self.known else "other"
         self.metrics.add(route, status, seconds)
         method = scope["method"] if scope["method"] in ("GET", "HEAD", "POST") else "other"
         log.info("request", extra={"fields": {"method": method, "route": route, "status": status, "seconds": seconds}})
