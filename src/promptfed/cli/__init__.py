@@ -20,6 +20,7 @@ from promptfed.cli.tracking import track
 from promptfed.cli.training import demo, reproduce, run
 from promptfed.cli.tuning import tune
 from promptfed.cli.using import bundle, forget, predict
+from promptfed.cli.watching import watch
 from promptfed.core.errors import PromptFedError
 
 app = typer.Typer(
@@ -37,6 +38,7 @@ for command in (
     reproduce,
     tune,
     track,
+    watch,
     compare,
     report,
     bundle,

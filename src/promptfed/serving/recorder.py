@@ -52,7 +52,7 @@ class Recorder:
         try:
             await self.app(scope, receive, headed)
         except Exception as error:  # whatever it is, the server lives, and nobody outside is told
-            _tell_failure(error)
+            tell_failure(error)
             if not status:
                 kind = [(b"content-type", b"application/json"), (b"content-length", str(len(FAILED)).encode())]
                 await headed({"type": "http.response.start", "status": 500, "headers": kind})
@@ -67,7 +67,7 @@ class Recorder:
         log.info("request", extra={"fields": {"method": method, "route": route, "status": status, "seconds": seconds}})
 
 
-def _tell_failure(error: Exception) -> None:
+def tell_failure(error: Exception) -> None:
     """Log what failed and where; an error's own words could name a file or a picture."""
     place = error.__traceback__
     while place is not None and place.tb_next is not None:
