@@ -39,6 +39,15 @@ def names(host: str, *, everyone: bool, risk: str) -> frozenset[str] | None:
     return frozenset({"localhost", "127.0.0.1", "::1", host.lower()})
 
 
+def names_of_server(host: str, *, tokens: bool, everyone: bool) -> frozenset[str] | None:
+    """Return the names that promptfed serve answers to; without tokens it is for this machine, unless that is said."""
+    risk = (
+        f"Without tokens anyone who reaches {host} could ask any client's model; "
+        "make tokens with promptfed token, or say --open."
+    )
+    return names(host, everyone=tokens or everyone, risk=risk)
+
+
 def _loopback(host: str) -> bool:
     try:
         return ip_address(host).is_loopback
@@ -163,10 +172,10 @@ class PoliteServer(uvicorn.Server):
         yield
 
 
-def log_json(level: int = logging.INFO) -> None:
-    """Send our own lines, and what uvicorn has to say, to standard error as JSON."""
+def log_json(level: int = logging.INFO, worker: int | None = None) -> None:
+    """Send our own lines, and what uvicorn has to say, to standard error as JSON, each with its worker's number."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines())
+    handler.setFormatter(JsonLines({} if worker is None else {"worker": worker}))
     for name, least in (("promptfed.serving", level), ("uvicorn.error", logging.WARNING)):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False

@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Collection, MutableMapping
+from collections.abc import Collection, Mapping, MutableMapping
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -77,10 +77,15 @@ def tell_failure(error: Exception) -> None:
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line."""
+    """One JSON object a line; all have the fields in `always`."""
+
+    def __init__(self, always: Mapping[str, object] | None = None) -> None:
+        super().__init__()
+        self.always = dict(always or {})
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record's line."""
         fields = {name: round(v, 6) if isinstance(v, float) else v for name, v in getattr(record, "fields", {}).items()}
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
-        return json.dumps({"time": stamp, "level": record.levelname.lower(), "event": record.getMessage(), **fields})
+        head = {"time": stamp, "level": record.levelname.lower(), "event": record.getMessage()}
+        return json.dumps({**head, **self.always, **fields})

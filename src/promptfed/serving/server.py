@@ -1,4 +1,4 @@
-"""Running the server: one process that answers until it is asked to end."""
+"""One process that serves, until it is asked to end."""
 
 import asyncio
 import logging
@@ -7,30 +7,31 @@ from collections.abc import Callable
 from promptfed.core.errors import PromptFedError
 from promptfed.serving import listening
 from promptfed.serving.app import make_app
-from promptfed.serving.listening import Certificate, PoliteServer
-from promptfed.serving.service import Service
+from promptfed.serving.plan import Plan
+from promptfed.serving.service import Service, make_service
 
 log = logging.getLogger("promptfed.serving")
 
 
-def check_exposure(host: str, service: Service, *, everyone: bool) -> None:
-    """Refuse to be reachable from other machines without tokens, unless that is said."""
-    risk = (
-        f"Without tokens anyone who reaches {host} could ask any client's model; "
-        "make tokens with promptfed token, or say --open."
-    )
-    service.hosts = listening.names(host, everyone=service.tokens.used or everyone, risk=risk)
+def serve(plan: Plan, host: str, port: int, ready: Callable[[int, int], None]) -> None:
+    """Serve until SIGTERM or Ctrl-C; requests under way are still answered.
 
-
-def serve(
-    service: Service, host: str, port: int, ready: Callable[[int], None], certificate: Certificate | None = None
-) -> None:
-    """Serve until SIGTERM or Ctrl-C; requests under way are still answered. `ready` is told the port."""
+    `ready` is told the port and how many clients there are.
+    """
+    service = opened(plan)
     with listening.listen(host, port) as taken:
         listening.log_json()
-        config = listening.configure(make_app(service), service.limits, certificate)
-        reloading = Reloading(service)
-        PoliteServer(config, lambda: ready(taken.getsockname()[1]), reloading.start).run(sockets=[taken])
+        chosen, reloading = taken.getsockname()[1], Reloading(service)
+        config = listening.configure(make_app(service), plan.limits, plan.certificate)
+        server = listening.PoliteServer(config, lambda: ready(chosen, len(service.opened.clients)), reloading.start)
+        server.run(sockets=[taken])
+
+
+def opened(plan: Plan) -> Service:
+    """Open what is to be served."""
+    service = make_service(plan.bundles, plan.device, plan.precision, plan.tokens, plan.limits, graphs=plan.graphs)
+    service.hosts = plan.hosts
+    return service
 
 
 class Reloading:
