@@ -34,16 +34,20 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def working(*words: object) -> Iterator[tuple[Any, int]]:
-    """Start `promptfed serve` with two workers and give its process and port."""
+def working(bundle: Path, said: Path) -> Iterator[tuple[Any, int]]:
+    """Start `promptfed serve` with two workers, and give its process and port; `said` gets its log.
+
+    It is a file, since nobody reads a pipe while thousands of requests are logged.
+    """
     start = "from promptfed.cli import main; main()"
-    command = [sys.executable, "-c", start, "serve", *map(str, words), "--workers", "2", "--port", "0"]
-    pipe, env = subprocess.PIPE, environment(PYTHONUNBUFFERED="1")
-    process = subprocess.Popen([*command, "--device", "cpu"], env=env, stdout=pipe, stderr=pipe, text=True)
+    command = [sys.executable, "-c", start, "serve", str(bundle), "--workers", "2", "--port", "0", "--device", "cpu"]
+    with said.open("w") as errors:
+        env = environment(PYTHONUNBUFFERED="1")
+        process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=errors, text=True)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
-        assert line.startswith("Serving 4 clients at http://127.0.0.1:"), line or process.communicate()
+        assert line.startswith("Serving 4 clients at http://127.0.0.1:"), line or said.read_text()
         yield process, int(line.partition("127.0.0.1:")[2].partition("/")[0])
     finally:
         process.kill()
@@ -88,8 +92,8 @@ def counted(port: int, what: str, **headers: str) -> int:
 
 
 def test_two_workers_from_start_to_end(bundle: Path, tmp_path: Path) -> None:
-    own = copied(bundle, tmp_path / "shops")
-    with working(own) as (process, port):
+    own, said = copied(bundle, tmp_path / "shops"), tmp_path / "log"
+    with working(own, said) as (process, port):
         pids = children(process.pid)
         assert len(pids) == 2
         answers_equal_those_of_one(port, own)
@@ -98,10 +102,9 @@ def test_two_workers_from_start_to_end(bundle: Path, tmp_path: Path) -> None:
         a_damaged_bundle_changes_nothing(port, own)
         pids = children(process.pid)
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
-    assert process.returncode == 0
+        assert process.wait(60) == 0
     until(lambda: not any(map(lives, pids)))
-    lines = [json.loads(line) for line in said.splitlines()]
+    lines = [json.loads(line) for line in said.read_text().splitlines()]
     events = Counter(line["event"] for line in lines)
     assert (events["worker died"], events["reloaded"], events["reload failed"]) == (1, 1, 0)
     assert {line["worker"] for line in lines if line["event"] == "request"} == {0, 1}
@@ -131,8 +134,7 @@ def one_dies_and_is_replaced(process: Any, port: int, victim: int) -> None:
         assert ask(port, "POST", f"/v1/predict?client={turn % 4}", picture())[0] == 200
     until(lambda: len(children(process.pid)) == 2 and victim not in children(process.pid))
     assert counted(port, 'promptfed_requests_total{route="/v1/predict",status="200"}') == 44
-    (fresh,) = set(children(process.pid)) - {victim, *children(process.pid)[:1]}
-    until(lambda: answered_by(port) == set(children(process.pid)) and fresh in children(process.pid))
+    until(lambda: answered_by(port) == set(children(process.pid)))
 
 
 def answered_by(port: int) -> set[int]:
@@ -158,7 +160,7 @@ def holders(port: int) -> dict[int, set[int]]:
     found: dict[int, set[int]] = {}
     for process in Path("/proc").glob("[0-9]*/fd"):
         try:
-            links = [os.readlink(one) for one in process.iterdir()]
+            links = [str(one.readlink()) for one in process.iterdir()]
         except OSError:
             continue
         peers = {sockets[link[8:-1]] for link in links if link[8:-1] in sockets and link.startswith("socket:[")}
@@ -195,7 +197,7 @@ def test_without_their_parent_workers_end(bundle: Path, tmp_path: Path) -> None:
     own = copied(bundle, tmp_path / "shops")
     token = new_token()
     write_hashes(beside(own), {hashed(token): None})
-    with working(own) as (process, port):
+    with working(own, tmp_path / "log") as (process, port):
         assert ask(port, "GET", "/metrics")[0] == 401
         assert ask(port, "POST", "/v1/reload")[0] == 401
         assert ask(port, "POST", "/v1/reload", authorization=f"Bearer {token}") == (200, {"clients": 4})
@@ -225,16 +227,15 @@ def test_counts_add_up() -> None:
     first.batch(3)
     second.batch(5)
     first.reloads, second.reloads = 2, 1
-    both = together(
-        [WorkerState(first.counted(), 4, 7), WorkerState(second.counted(), 5, 7), WorkerState(Monitor().counted())]
-    )
+    departed = WorkerState(Monitor().counted())
+    states = [WorkerState(first.counted(), 4, 7), WorkerState(second.counted(), 5, 7), departed]
     alone = Monitor()
     for route, status, seconds in (("/healthz", 200, 0.02), ("/healthz", 200, 0.2), ("/", 404, 20.0)):
         alone.add(route, status, seconds)
     alone.batch(3)
     alone.batch(5)
     alone.reloads = 2
-    assert both == alone.text(9, 7)
+    assert together(states) == alone.text(9, 7)
 
 
 def test_a_plan_can_be_written_down(tmp_path: Path) -> None:
