@@ -1,10 +1,12 @@
 """Several processes behind one port: the same answers, one that dies and is replaced, reloads, counts, and the end."""
 
+import asyncio
 import http.client
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,10 +19,11 @@ from typing import Any
 import httpx
 import pytest
 
+from promptfed.core.errors import PromptFedError
 from promptfed.serving.crew import WorkerState, together
 from promptfed.serving.metrics import Monitor
 from promptfed.serving.plan import Plan
-from promptfed.serving.supervisor import threads_each
+from promptfed.serving.supervisor import LIMIT, Supervisor, threads_each
 from promptfed.serving.tokens import beside, hashed, new_token, write_hashes
 from support.command import environment, promptfed
 from support.tiny_server import copied, picture, tiny_bundle, visit
@@ -247,3 +250,18 @@ def test_a_plan_can_be_written_down(tmp_path: Path) -> None:
 def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     assert [threads_each(count) for count in (1, 2, 3, 8, 20)] == [8, 4, 2, 1, 1]
+
+
+def test_workers_that_keep_on_dying_are_given_up(tmp_path: Path) -> None:
+    async def run() -> None:
+        with socket.socket() as taken:
+            parent = Supervisor(Plan((tmp_path,)), 2, taken, lambda clients: None)
+            await parent._pause([0.0], "")  # the first time, at once
+            with pytest.raises(PromptFedError, match="keep on dying, 5 in a minute"):
+                await parent._pause([0.0] * LIMIT, "")
+            with pytest.raises(PromptFedError, match="It is damaged"):
+                await parent._pause([0.0] * LIMIT, "It is damaged.")
+            parent.ending.set()
+            await parent._pause([0.0] * (LIMIT - 1), "")  # whoever is asked to end does not wait
+
+    asyncio.run(run())

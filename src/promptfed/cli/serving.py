@@ -43,7 +43,7 @@ def serve(
     curl -F image=@photo.jpg "http://127.0.0.1:8000/v1/predict?client=3"
     """
     try:
-        from promptfed.serving import listening
+        from promptfed.serving import forms, listening  # noqa: F401  (together they need all that the extra brings)
     except ModuleNotFoundError as error:
         raise PromptFedError('promptfed serve needs the [serve] extra: pip install "promptfed[serve]".') from error
     from promptfed.core.errors import choice
