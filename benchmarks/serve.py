@@ -235,7 +235,7 @@ def soak(bundle: Path, seconds: float, askers: int, workers: int) -> None:
 def taken(process: int) -> int:
     """Return the bytes that a server and its workers hold, shared pages counted in each."""
     children = Path(f"/proc/{process}/task/{process}/children").read_text(encoding="utf-8").split()
-    return sum(status("VmRSS", one) for one in (process, *children))
+    return status("VmRSS", process) + sum(status("VmRSS", one) for one in children)
 
 
 def made_picture() -> bytes:

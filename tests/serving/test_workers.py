@@ -88,9 +88,9 @@ def ask(port: int, method: str, path: str, body: bytes | None = None, **headers:
     return answer.status, content.decode() if path == "/metrics" else json.loads(content)
 
 
-def counted(port: int, what: str, **headers: str) -> int:
+def counted(port: int, what: str) -> int:
     """Return a number of the metrics."""
-    found = re.search(rf"^{re.escape(what)} (\d+)$", ask(port, "GET", "/metrics", **headers)[1], re.MULTILINE)
+    found = re.search(rf"^{re.escape(what)} (\d+)$", ask(port, "GET", "/metrics")[1], re.MULTILINE)
     return int(found[1]) if found else 0
 
 
