@@ -210,6 +210,7 @@ def test_without_their_parent_workers_end(bundle: Path, tmp_path: Path) -> None:
         until(lambda: not any(map(lives, pids)))
 
 
+@pytest.mark.slow  # it starts two processes only to see them end
 def test_a_worker_that_cannot_start_says_why(bundle: Path, tmp_path: Path) -> None:
     own = copied(bundle, tmp_path / "shops")
     (own / "bundle.json").write_text("{")
