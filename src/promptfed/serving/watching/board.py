@@ -84,8 +84,8 @@ class Board:
         found = set(self._finder.find())
         self._runs = {path: run for path, run in self._runs.items() if path in found}
         for path in found - self._runs.keys():
-            name = path.name if path == self.root else path.relative_to(self.root).as_posix()
-            self._runs[path] = WatchedRun(path, name or str(path))
+            name = path.resolve().name if path == self.root else path.relative_to(self.root).as_posix()
+            self._runs[path] = WatchedRun(path, name)
 
     def _renew(self) -> None:
         """Make a new view if anything differs from the last one."""

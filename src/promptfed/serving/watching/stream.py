@@ -130,8 +130,11 @@ class Broadcast:
                 await asyncio.sleep(self.every)
 
     async def _draw(self, slots: tuple[str, ...]) -> dict[str, Any]:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self.board.draw, slots)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self.board.draw, slots)
+        except (ValueError, ArithmeticError, LookupError) as error:  # numbers that nobody has thought of
+            tell_failure(error)
+            return self.board.draw(())
 
 
 def _event(name: str, data: dict[str, Any], mark: str = "") -> str:

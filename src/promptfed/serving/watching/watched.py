@@ -20,6 +20,7 @@ from promptfed.serving.watching.tail import Point, Tail
 
 RECENT = 10  # rounds whose mean time is taken for that of the next ones
 QUIET = 60.0  # seconds without a change after which a run counts as stopped, if nothing surer is known
+STATE = f"{names.CHECKPOINT}/{names.STATE}"
 FIRST = 600.0  # the same before the first round, which may take long
 Signature = tuple[int, int, int]
 
@@ -67,9 +68,11 @@ class WatchedRun:
         self._read(names.RECIPE, self._read_recipe)
         self._read(names.SUMMARY, self._read_summary)
         working = self.facts is None and self._working(held, now)
-        if not working:  # before the rounds: a run at work only adds to them
-            self._read(f"{names.CHECKPOINT}/{names.STATE}", self._read_state)
-            self._read(names.FAILED, self._read_failure)
+        for name, read in ((STATE, self._read_state), (names.FAILED, self._read_failure)):
+            if working:
+                self._forget(name)
+            else:  # before the rounds: a run at work only adds to them
+                self._read(name, read)
         if self.tail.refresh():
             self.drawn += 1
         try:
@@ -130,6 +133,11 @@ class WatchedRun:
             self._faults[name] = str(error)
         except Exception as error:  # a file may hold anything, and the others must still be watched
             self._faults[name] = f'"{path}" cannot be read: {type(error).__name__}.'
+
+    def _forget(self, name: str) -> None:
+        """Read a file again when it next counts."""
+        self._seen.pop(name, None)
+        self._faults.pop(name, None)
 
     def _read_recipe(self, path: Path) -> None:
         self.recipe = {}

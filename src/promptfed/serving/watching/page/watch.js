@@ -4,7 +4,10 @@ const SVG = 'http://www.w3.org/2000/svg';
 const MOST = 16, COLOURS = 8, AGAIN = 3000;
 const runs = new Map(), rows = new Map();
 let order = [], shown = [], last = '', source = null, timer = 0;
-let chosen = location.hash.startsWith('#show=') ? location.hash.slice(6).split(',') : null;
+let chosen = null;
+if (location.hash.startsWith('#show=')) {
+  chosen = location.hash.slice(6).split(',').slice(0, MOST).map(key => key.replace(/[^0-9a-f]/g, '').slice(0, 12));
+}
 
 // -- the stream ---------------------------------------------------------------------------------------------------
 
