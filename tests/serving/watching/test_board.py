@@ -68,6 +68,14 @@ def test_without_a_lock_time_tells_who_is_at_work(tmp_path: Path) -> None:
     assert states == {"now": "running", "long-ago": "stopped", "before-its-first-round": "starting"}
 
 
+def test_where_locks_are_not_shown_it_waits_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun(tmp_path / "run")
+    age(tmp_path / "run", 30)
+    assert entries(Board(tmp_path))["run"].state == "stopped"
+    monkeypatch.setattr(finding, "LOCKS", tmp_path / "nothing")
+    assert entries(Board(tmp_path))["run"].state == "running"
+
+
 def test_damage_is_shown_and_the_others_live(tmp_path: Path) -> None:
     for name in ("good", "recipe", "gone", "summary", "strange", "rounds", "lost"):
         write_run(tmp_path / name, rounds=4, clients=4)

@@ -55,12 +55,12 @@ def _listed(folder: Path) -> tuple[bool, tuple[Path, ...]]:
     return run, tuple(folder / name for name, is_folder in inside.items() if is_folder and name[0] != ".")
 
 
-def held_files() -> frozenset[int]:
-    """Return the inodes of all files that a process on this machine has locked, where the system tells (Linux).
+def held_files() -> frozenset[int] | None:
+    """Return the inodes of all files that a process on this machine has locked; None where the system does not tell.
 
     To ask for a lock would be surer, but could keep a run that begins at this moment from getting it.
     """
     try:
         return frozenset(int(found) for found in _HELD.findall(LOCKS.read_text(encoding="ascii")))
     except (OSError, ValueError):
-        return frozenset()
+        return None  # not Linux

@@ -18,9 +18,10 @@ from promptfed.results.report.curves import Trace
 from promptfed.results.report.table import human_bytes, percent
 from promptfed.serving.watching.tail import Point, Tail
 
-RECENT = 10  # rounds whose mean time is taken for that of the next ones
-QUIET = 60.0  # seconds without a change after which a run counts as stopped, if nothing surer is known
 STATE = f"{names.CHECKPOINT}/{names.STATE}"
+RECENT = 10  # rounds whose mean time is taken for that of the next ones
+QUIET = 15.0  # seconds without a change after which a run counts as stopped, if its lock has not been seen
+SILENT = 60.0  # the same where the system shows no locks
 FIRST = 600.0  # the same before the first round, which may take long
 Signature = tuple[int, int, int]
 
@@ -63,8 +64,8 @@ class WatchedRun:
         self._seen: dict[str, Signature | None] = {}
         self._was_held = False
 
-    def refresh(self, held: frozenset[int], now: float) -> Entry:
-        """Look again. `held` are the inodes of locked files; a run that cannot be read has an entry that says so."""
+    def refresh(self, held: frozenset[int] | None, now: float) -> Entry:
+        """Look again. `held` are the inodes of locked files, if these are known; a run that cannot be read has an entry that says so."""
         self._read(names.RECIPE, self._read_recipe)
         self._read(names.SUMMARY, self._read_summary)
         working = self.facts is None and self._working(held, now)
@@ -161,20 +162,20 @@ class WatchedRun:
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
-    def _working(self, held: frozenset[int], now: float) -> bool:
+    def _working(self, held: frozenset[int] | None, now: float) -> bool:
         """Return whether a process is at work: surely if it holds the lock, else by when something last changed.
 
         The lock of a process on another machine does not show here; one that showed and went tells that it ended.
         """
         lock = _signature(self.folder / names.LOCK)
-        if lock is not None and lock[0] in held:
+        if lock is not None and held is not None and lock[0] in held:
             self._was_held = True
             return True
         if self._was_held:
             return False
         rounds = _signature(self.folder / names.ROUNDS)
         slowest = max((one.seconds for one in self._recent()), default=0.0)
-        patience = max(QUIET, 3 * slowest) if rounds else FIRST
+        patience = max(SILENT if held is None else QUIET, 3 * slowest) if rounds else FIRST
         last = rounds[2] if rounds else self.born
         return now - last / 1e9 < patience
 
