@@ -65,7 +65,10 @@ class WatchedRun:
         self._was_held = False
 
     def refresh(self, held: frozenset[int] | None, now: float) -> Entry:
-        """Look again. `held` are the inodes of locked files, if these are known; a run that cannot be read has an entry that says so."""
+        """Look again; `held` are the inodes of locked files, None if unknown.
+
+        A run that cannot be read has an entry that says so.
+        """
         self._read(names.RECIPE, self._read_recipe)
         self._read(names.SUMMARY, self._read_summary)
         working = self.facts is None and self._working(held, now)
