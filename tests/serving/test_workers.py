@@ -22,8 +22,8 @@ import pytest
 from promptfed.core.errors import PromptFedError
 from promptfed.serving.crew import WorkerState, together
 from promptfed.serving.metrics import Monitor
-from promptfed.serving.plan import Plan
-from promptfed.serving.supervisor import LIMIT, Supervisor, threads_each
+from promptfed.serving.plan import ServingPlan
+from promptfed.serving.supervisor import LIMIT, WorkerSupervisor, threads_each
 from promptfed.serving.tokens import beside, hashed, new_token, write_hashes
 from support.command import environment, promptfed
 from support.tiny_server import copied, picture, tiny_bundle, visit
@@ -243,9 +243,11 @@ def test_counts_add_up() -> None:
 
 
 def test_a_plan_can_be_written_down(tmp_path: Path) -> None:
-    plan = Plan((tmp_path / "a", tmp_path / "b"), hosts=frozenset({"localhost"}), certificate=(tmp_path, tmp_path))
-    assert Plan.from_json(plan.to_json()) == plan
-    assert Plan.from_json(Plan(()).to_json()) == Plan(())
+    plan = ServingPlan(
+        (tmp_path / "a", tmp_path / "b"), hosts=frozenset({"localhost"}), certificate=(tmp_path, tmp_path)
+    )
+    assert ServingPlan.from_json(plan.to_json()) == plan
+    assert ServingPlan.from_json(ServingPlan(()).to_json()) == ServingPlan(())
 
 
 def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +258,7 @@ def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_workers_that_keep_on_dying_are_given_up(tmp_path: Path) -> None:
     async def run() -> None:
         with socket.socket() as taken:
-            parent = Supervisor(Plan((tmp_path,)), 2, taken, lambda clients: None)
+            parent = WorkerSupervisor(ServingPlan((tmp_path,)), 2, taken, lambda clients: None)
             await parent._pause([0.0], "")  # the first time, at once
             with pytest.raises(PromptFedError, match="keep on dying, 5 in a minute"):
                 await parent._pause([0.0] * LIMIT, "")

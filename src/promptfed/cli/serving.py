@@ -11,7 +11,7 @@ from promptfed.cli.terminal import say
 from promptfed.core.errors import PromptFedError
 
 if TYPE_CHECKING:
-    from promptfed.serving.plan import Plan
+    from promptfed.serving.plan import ServingPlan
 
 TokenFile = Annotated[
     Path | None, typer.Option("--tokens", help="The file of tokens; the default is beside the bundle.", metavar="FILE")
@@ -48,7 +48,7 @@ def serve(
         raise PromptFedError('promptfed serve needs the [serve] extra: pip install "promptfed[serve]".') from error
     from promptfed.core.errors import choice
     from promptfed.serving.limits import ServingLimits
-    from promptfed.serving.plan import Plan
+    from promptfed.serving.plan import ServingPlan
     from promptfed.serving.tokens import token_files
 
     if precision not in ("", "fp32", "bf16", "fp8"):
@@ -58,7 +58,7 @@ def serve(
     limits = ServingLimits(queue=queue, batch=batch, deadline=deadline, patience=patience)
     files = (certificate, key) if certificate is not None and key is not None else None
     hosts = listening.names_of_server(host, tokens=token_files(bundles, tokens).used, everyone=everyone)
-    plan = Plan(tuple(bundles), limits, device, precision, graphs, tokens, hosts, files)
+    plan = ServingPlan(tuple(bundles), limits, device, precision, graphs, tokens, hosts, files)
 
     def ready(chosen: int, count: int) -> None:
         who = f"{count} clients" if count > 1 else "1 client"
@@ -67,7 +67,7 @@ def serve(
     _start(plan, workers, host, port, ready)
 
 
-def _start(plan: "Plan", workers: int, host: str, port: int, ready: Callable[[int, int], None]) -> None:
+def _start(plan: "ServingPlan", workers: int, host: str, port: int, ready: Callable[[int, int], None]) -> None:
     """Serve in this process, or in several of which this one takes care."""
     if workers > 1:
         from promptfed.serving.supervisor import supervise

@@ -9,7 +9,7 @@ from promptfed.serving.limits import ServingLimits
 
 
 @dataclass(frozen=True)
-class Plan:
+class ServingPlan:
     """The bundles and how they are served; it can be handed to another process."""
 
     bundles: tuple[Path, ...]
@@ -29,7 +29,7 @@ class Plan:
         return json.dumps(found)
 
     @classmethod
-    def from_json(cls, text: str) -> "Plan":
+    def from_json(cls, text: str) -> "ServingPlan":
         """Read what was written down."""
         found = json.loads(text)
         certificate = found["certificate"]

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from promptfed.core.errors import PromptFedError
 from promptfed.serving import listening
 from promptfed.serving.app import make_app
-from promptfed.serving.plan import Plan
+from promptfed.serving.plan import ServingPlan
 from promptfed.serving.service import Service, make_service
 
 log = logging.getLogger("promptfed.serving")
 
 
-def serve(plan: Plan, host: str, port: int, ready: Callable[[int, int], None]) -> None:
+def serve(plan: ServingPlan, host: str, port: int, ready: Callable[[int, int], None]) -> None:
     """Serve until SIGTERM or Ctrl-C; requests under way are still answered.
 
     `ready` is told the port and how many clients there are.
@@ -27,7 +27,7 @@ def serve(plan: Plan, host: str, port: int, ready: Callable[[int, int], None]) -
         server.run(sockets=[taken])
 
 
-def opened(plan: Plan) -> Service:
+def opened(plan: ServingPlan) -> Service:
     """Open what is to be served."""
     service = make_service(plan.bundles, plan.device, plan.precision, plan.tokens, plan.limits, graphs=plan.graphs)
     service.hosts = plan.hosts

@@ -19,7 +19,7 @@ from promptfed.serving import listening
 from promptfed.serving.crew import WorkerState, plain
 from promptfed.serving.link import AskedError, Link
 from promptfed.serving.metrics import Monitor
-from promptfed.serving.plan import Plan
+from promptfed.serving.plan import ServingPlan
 
 log = logging.getLogger("promptfed.serving")
 MINUTE = 60.0
@@ -29,14 +29,14 @@ ANSWERED = 2.0  # seconds that a worker has to say how it is
 OWED = 8  # answers that a worker which hangs may owe before it is not asked any more
 
 
-def supervise(plan: Plan, count: int, host: str, port: int, ready: Callable[[int, int], None]) -> None:
+def supervise(plan: ServingPlan, count: int, host: str, port: int, ready: Callable[[int, int], None]) -> None:
     """Serve with so many workers until SIGTERM or Ctrl-C. `ready` is told the port and how many clients there are."""
     if os.name != "posix":
         raise PromptFedError("--workers needs Linux or macOS; here one process serves, so leave it out.")
     with listening.listen(host, port) as taken:
         listening.log_json()
         chosen = taken.getsockname()[1]
-        asyncio.run(Supervisor(plan, count, taken, lambda clients: ready(chosen, clients)).run())
+        asyncio.run(WorkerSupervisor(plan, count, taken, lambda clients: ready(chosen, clients)).run())
 
 
 def threads_each(count: int) -> int:
@@ -45,7 +45,7 @@ def threads_each(count: int) -> int:
     return max(1, cores // count)
 
 
-class Worker:
+class ServingWorker:
     """A process that answers."""
 
     def __init__(self, process: asyncio.subprocess.Process, link: Link, generation: int) -> None:
@@ -77,12 +77,12 @@ class Worker:
             self.process.send_signal(how)
 
 
-class Supervisor:
+class WorkerSupervisor:
     """Keeps `count` workers at work."""
 
-    def __init__(self, plan: Plan, count: int, taken: socket.socket, ready: Callable[[int], None]) -> None:
+    def __init__(self, plan: ServingPlan, count: int, taken: socket.socket, ready: Callable[[int], None]) -> None:
         self.plan, self.count, self.taken, self.ready = plan, count, taken, ready
-        self.workers: dict[int, Worker] = {}
+        self.workers: dict[int, ServingWorker] = {}
         self.began = False  # whether all have been ready once
         self.departed = Monitor()  # what those have counted that are no more
         self.generation = 0
@@ -151,7 +151,7 @@ class Supervisor:
         with suppress(TimeoutError):
             await asyncio.wait_for(self.ending.wait(), seconds)
 
-    async def _start(self, number: int) -> Worker:
+    async def _start(self, number: int) -> ServingWorker:
         """Start a worker; it is in a group of its own, so that Ctrl-C reaches the parent alone."""
         mine, its = socket.socketpair()
         threads = str(threads_each(self.count))
@@ -165,11 +165,11 @@ class Supervisor:
                 env={"OMP_NUM_THREADS": threads, **os.environ},
             )
         answers: dict[str, Any] = {"states": self._states, "reload": self._reload}
-        worker = Worker(process, await Link(mine, answers).open(), self.generation)
+        worker = ServingWorker(process, await Link(mine, answers).open(), self.generation)
         answers |= {"ready": lambda clients: self._greet(worker, clients), "failed": lambda why: _note(worker, why)}
         return worker
 
-    async def _greet(self, worker: Worker, clients: int) -> None:
+    async def _greet(self, worker: ServingWorker, clients: int) -> None:
         """Count a worker in; one that missed a reload makes up for it."""
         worker.ready = True
         if worker.generation != self.generation:
@@ -205,11 +205,11 @@ class Supervisor:
             log.info("reloaded", extra={"fields": {"workers": len(self.workers)}})
 
 
-async def _note(worker: Worker, why: str) -> None:
+async def _note(worker: ServingWorker, why: str) -> None:
     worker.failed = why
 
 
-async def _renewed(worker: Worker) -> None:
+async def _renewed(worker: ServingWorker) -> None:
     """Have a worker open its bundles again."""
     with suppress(AskedError, ConnectionError):
         await worker.link.ask("prepare")

@@ -14,7 +14,7 @@ from promptfed.serving import listening
 from promptfed.serving.app import make_app
 from promptfed.serving.crew import Hired, plain
 from promptfed.serving.link import AskedError, Link
-from promptfed.serving.plan import Plan
+from promptfed.serving.plan import ServingPlan
 from promptfed.serving.server import opened
 from promptfed.serving.service import Service
 
@@ -24,10 +24,10 @@ def main() -> None:
     text, taken, end, number = sys.argv[1:]
     listening.log_json(worker=int(number))
     with socket.socket(fileno=int(taken)) as accepting, socket.socket(fileno=int(end)) as linked:
-        sys.exit(asyncio.run(_work(Plan.from_json(text), accepting, linked)))
+        sys.exit(asyncio.run(_work(ServingPlan.from_json(text), accepting, linked)))
 
 
-async def _work(plan: Plan, accepting: socket.socket, linked: socket.socket) -> int:
+async def _work(plan: ServingPlan, accepting: socket.socket, linked: socket.socket) -> int:
     answers: dict[str, Any] = {}
     link = await Link(linked, answers).open()
     reading = asyncio.create_task(link.run())
@@ -67,7 +67,7 @@ def _answers(service: Service) -> dict[str, Any]:
     return {"state": state, "prepare": prepare, "swap": swap, "discard": discard}
 
 
-def _server(service: Service, plan: Plan, link: Link) -> listening.PoliteServer:
+def _server(service: Service, plan: ServingPlan, link: Link) -> listening.PoliteServer:
     tasks: set[asyncio.Task[Any]] = set()
 
     def tell(what: str, value: object = None) -> None:
