@@ -1,7 +1,7 @@
 """Requests a second and their latency, over few and many tenants, and what a further tenant costs in memory.
 
     python benchmarks/serve.py [--device cuda --dtype bf16] [--tenants 1 100 10000] [--batch 256] [--seconds 5]
-    python benchmarks/serve.py --soak 600 [--bundle DIR]
+    python benchmarks/serve.py --soak 600 [--bundle DIR] [--workers 2]
 
 On a GPU the network is ViT-B/16 at 224 pixels with random weights, elsewhere a small one. Every tenant has 10 prompt
 tokens and a head of its own. Mixed batches and tenant by tenant are measured in one run, over the same images, by
@@ -186,12 +186,14 @@ def check(folder: Path, device: torch.device, dtype: str, side: int) -> float:
 # -- over HTTP --------------------------------------------------------------------------------------------------------
 
 
-def soak(bundle: Path, seconds: float, askers: int) -> None:
+def soak(bundle: Path, seconds: float, askers: int, workers: int) -> None:
     """Keep a server saturated and print what went wrong, and its memory at the beginning and the end."""
     from promptfed.analysis.bundle.contents import open_bundle
 
     clients = list(open_bundle(bundle).clients)
-    command = [sys.executable, "-m", "promptfed", "serve", str(bundle), "--port", "0", "--queue", str(askers // 2)]
+    room = max(1, askers // 2 // workers)
+    command = [sys.executable, "-m", "promptfed", "serve", str(bundle), "--port", "0", "--queue", str(room)]
+    command += ["--workers", str(workers)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None
     port = int(process.stdout.readline().partition("://127.0.0.1:")[2].partition("/")[0])
@@ -216,18 +218,24 @@ def soak(bundle: Path, seconds: float, askers: int) -> None:
     for thread in threads:
         thread.start()
     time.sleep(min(10.0, seconds / 4))
-    first = status("VmRSS", process.pid)
+    first = taken(process.pid)
     for thread in threads:
         thread.join()
-    last, took = status("VmRSS", process.pid), time.monotonic() - start
+    last, took = taken(process.pid), time.monotonic() - start
     process.send_signal(signal.SIGTERM)
     code = process.wait(60)
     wrong = sum(count for kind, count in statuses.items() if kind not in ("200", "429"))
-    print("| seconds | askers | answers/s | 200 | 429 | errors | MB near the start | MB at the end | exit code |")
-    print("|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
+    print("| seconds | workers | askers | answers/s | 200 | 429 | errors | MB near the start | MB at the end | code |")
+    print("|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
     sizes = f"{first / 1e6:.0f} | {last / 1e6:.0f}"
     counts = f"{statuses['200'] / took:,.0f} | {statuses['200']:,} | {statuses['429']:,} | {wrong}"
-    print(f"| {took:.0f} | {askers} | {counts} | {sizes} | {code} |")
+    print(f"| {took:.0f} | {workers} | {askers} | {counts} | {sizes} | {code} |")
+
+
+def taken(process: int) -> int:
+    """Return the bytes that a server and its workers hold, shared pages counted in each."""
+    children = Path(f"/proc/{process}/task/{process}/children").read_text(encoding="utf-8").split()
+    return status("VmRSS", process) + sum(status("VmRSS", one) for one in children)
 
 
 def made_picture() -> bytes:
@@ -265,11 +273,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--soak", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--bundle", type=Path)
+    parser.add_argument("--workers", type=int, default=1, help="processes that answer, with --soak")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if given.soak:
-            soak(given.bundle or made_bundle(folder), given.soak, given.askers or 32)
+            soak(given.bundle or made_bundle(folder), given.soak, given.askers or 32, given.workers)
             return
         given.askers = given.askers or 2 * given.batch
         device = torch.device(given.device)

@@ -18,7 +18,10 @@ import promptfed
 ROOT = Path(promptfed.__file__).parent
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
 FILES = sorted(ROOT.rglob("*.py"))
-WITHOUT_TORCH = ("results", "core.errors", "core.files", "core.statistics", "core.progress", "papers.comparison")
+WITHOUT_TORCH = (
+    *("results", "core.errors", "core.files", "core.statistics", "core.progress", "papers.comparison"),
+    *("serving.watching", "serving.supervisor", "serving.listening"),
+)
 
 
 def module(path: Path) -> str:

@@ -22,6 +22,7 @@ from promptfed.cli.tracking import track
 from promptfed.cli.training import demo, reproduce, run
 from promptfed.cli.tuning import tune
 from promptfed.cli.using import bundle, forget, predict
+from promptfed.cli.watching import watch
 from promptfed.core.errors import PromptFedError
 
 app = typer.Typer(
@@ -40,6 +41,7 @@ for command in (
     jobs,
     tune,
     track,
+    watch,
     compare,
     report,
     bundle,

@@ -1,13 +1,17 @@
 """Commands that answer over HTTP: the server, and the tokens it asks for."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from promptfed.cli.arguments import existing
 from promptfed.cli.terminal import say
 from promptfed.core.errors import PromptFedError
+
+if TYPE_CHECKING:
+    from promptfed.serving.plan import ServingPlan
 
 TokenFile = Annotated[
     Path | None, typer.Option("--tokens", help="The file of tokens; the default is beside the bundle.", metavar="FILE")
@@ -31,6 +35,7 @@ def serve(
     graphs: Annotated[bool, typer.Option(help="On a GPU, record batches as CUDA graphs.")] = True,
     certificate: Annotated[Path | None, typer.Option(help="For HTTPS: the certificate.", metavar="PEM")] = None,
     key: Annotated[Path | None, typer.Option(help="For HTTPS: its key.", metavar="PEM")] = None,
+    workers: Annotated[int, typer.Option(min=1, max=256, help="Processes that answer, each with a backbone.")] = 1,
 ) -> None:
     """Answer over HTTP for all clients of bundles, many in one batch, with a page for the browser.
 
@@ -38,30 +43,40 @@ def serve(
     curl -F image=@photo.jpg "http://127.0.0.1:8000/v1/predict?client=3"
     """
     try:
-        from promptfed.serving.server import check_exposure
-        from promptfed.serving.server import serve as run
+        from promptfed.serving import forms, listening  # noqa: F401  (together they need all that the extra brings)
     except ModuleNotFoundError as error:
         raise PromptFedError('promptfed serve needs the [serve] extra: pip install "promptfed[serve]".') from error
     from promptfed.core.errors import choice
     from promptfed.serving.limits import ServingLimits
-    from promptfed.serving.service import make_service
+    from promptfed.serving.plan import ServingPlan
+    from promptfed.serving.tokens import token_files
 
     if precision not in ("", "fp32", "bf16", "fp8"):
         raise choice("precision", precision, ("fp32", "bf16", "fp8"), "--precision")
     if (certificate is None) != (key is None):
         raise PromptFedError("HTTPS needs both --certificate and --key.")
     limits = ServingLimits(queue=queue, batch=batch, deadline=deadline, patience=patience)
-    service = make_service(bundles, device, precision, tokens, limits, graphs=graphs)
-    check_exposure(host, service, everyone=everyone)
     files = (certificate, key) if certificate is not None and key is not None else None
-    count = len(service.opened.clients)
+    hosts = listening.names_of_server(host, tokens=token_files(bundles, tokens).used, everyone=everyone)
+    plan = ServingPlan(tuple(bundles), limits, device, precision, graphs, tokens, hosts, files)
 
-    def ready(chosen: int) -> None:
-        place = f"[{host}]" if ":" in host else host
+    def ready(chosen: int, count: int) -> None:
         who = f"{count} clients" if count > 1 else "1 client"
-        say(f"Serving {who} at http{'s' if files else ''}://{place}:{chosen}/; press Ctrl-C to stop.")
+        say(f"Serving {who} at {listening.place(host, chosen, secure=files is not None)}; press Ctrl-C to stop.")
 
-    run(service, host, port, ready, files)
+    _start(plan, workers, host, port, ready)
+
+
+def _start(plan: "ServingPlan", workers: int, host: str, port: int, ready: Callable[[int, int], None]) -> None:
+    """Serve in this process, or in several of which this one takes care."""
+    if workers > 1:
+        from promptfed.serving.supervisor import supervise
+
+        supervise(plan, workers, host, port, ready)
+    else:
+        from promptfed.serving.server import serve as run
+
+        run(plan, host, port, ready)
 
 
 def token(

@@ -1,11 +1,11 @@
 """Who asks, and for whom."""
 
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
 from promptfed.core.errors import PromptFedError
+from promptfed.serving.origins import check_name
 from promptfed.serving.refusals import Refusal
 from promptfed.serving.service import Address, Service
 from promptfed.serving.tokens import Grant
@@ -14,17 +14,8 @@ CHALLENGE = {"WWW-Authenticate": 'Bearer realm="promptfed"'}
 
 
 def check_origin(request: Request, service: Service) -> None:
-    """Refuse a page of another site, and without tokens a name that is not this machine's (DNS rebinding)."""
-    host, origin = request.headers.get("host", ""), request.headers.get("origin")
-    try:
-        name = urlsplit(f"//{host}").hostname if "@" not in host else None
-        page = None if origin is None else urlsplit(origin).netloc
-    except ValueError as error:
-        raise Refusal(400, "The Host or Origin header cannot be read.") from error
-    if service.hosts is not None and name not in service.hosts:
-        raise Refusal(421, "This server does not answer to that name; see promptfed serve --open.")
-    if page is not None and request.method == "POST" and page != host:
-        raise Refusal(403, "A page of another site may not ask.")
+    """Refuse a page of another site, and without tokens a name that is not this machine's."""
+    check_name(request, service.hosts, "promptfed serve --open")
 
 
 def authorise(request: Request, service: Service) -> Grant | None:

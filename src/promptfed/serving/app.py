@@ -19,6 +19,7 @@ from promptfed.core.version import __version__
 from promptfed.data.dataset import Images
 from promptfed.serving import access, explain
 from promptfed.serving.batcher import QueueFullError
+from promptfed.serving.crew import together
 from promptfed.serving.openapi import document
 from promptfed.serving.pictures import read_picture
 from promptfed.serving.recorder import Recorder
@@ -194,24 +195,23 @@ async def health(request: Request, service: Service) -> Response:
 
 
 async def ready(request: Request, service: Service) -> Response:
-    """Say whether there is room for another request."""
-    if service.pending >= service.limits.queue:
+    """Say whether there is room for another request, in any of the processes."""
+    if not any(one.room for one in await service.crew.states()):
         raise Refusal(503, "The queue is full.")
     return JSONResponse({"status": "ready"})
 
 
 async def metrics(request: Request, service: Service) -> Response:
-    """Return what is counted."""
+    """Return what is counted, by all processes together."""
     access.require_operator(request, service)
-    text = service.metrics.text(len(service.batcher.queue), len(service.opened.clients))
-    return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+    return PlainTextResponse(together(await service.crew.states()), media_type="text/plain; version=0.0.4")
 
 
 async def reload(request: Request, service: Service) -> Response:
     """Open the bundles again."""
     access.require_operator(request, service)
     try:
-        await service.reload()
+        await service.crew.reload()
     except (PromptFedError, OSError) as error:
         raise Refusal(409, "The bundles cannot be opened; those before are still served.") from error
     return JSONResponse({"clients": len(service.opened.clients)})

@@ -1,8 +1,9 @@
 """What the server counts, as Prometheus reads it."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
@@ -24,6 +25,11 @@ class Histogram:
         place = next((place for place, bound in enumerate(self.bounds) if value <= bound), len(self.bounds))
         self.counts[place] += 1
         self.total += value
+
+    def absorb(self, counts: Sequence[int], total: float) -> None:
+        """Add what another histogram with these bounds has counted."""
+        self.counts = [mine + more for mine, more in zip(self.counts, counts, strict=True)]
+        self.total += total
 
     def lines(self, name: str, label: str = "") -> list[str]:
         """Return its lines in Prometheus' text format."""
@@ -54,6 +60,26 @@ class Monitor:
         """Count a batch."""
         self.batches.add(size)
         self.images += size
+
+    def counted(self) -> dict[str, Any]:
+        """Return everything for JSON."""
+        return {
+            "requests": [[route, status, count] for (route, status), count in self.requests.items()],
+            "latency": [[route, one.counts, one.total] for route, one in self.latency.items()],
+            "batches": [self.batches.counts, self.batches.total],
+            "images": self.images,
+            "reloads": self.reloads,
+        }
+
+    def absorb(self, counted: Mapping[str, Any]) -> None:
+        """Add what another process has counted; a reload happens in all of them, and counts once."""
+        for route, status, count in counted["requests"]:
+            self.requests[route, status] += count
+        for route, counts, total in counted["latency"]:
+            self.latency.setdefault(route, Histogram(SECONDS)).absorb(counts, total)
+        self.batches.absorb(*counted["batches"])
+        self.images += counted["images"]
+        self.reloads = max(self.reloads, counted["reloads"])
 
     def text(self, waiting: int, clients: int) -> str:
         """Return all of it in Prometheus' text format."""

@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import MutableMapping
+from collections.abc import Collection, Mapping, MutableMapping
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -32,8 +32,8 @@ FAILED = b'{"error":"Something is wrong with this server; tell who runs it."}'
 class Recorder:
     """Wraps an application."""
 
-    def __init__(self, app: ASGIApp, metrics: Monitor) -> None:
-        self.app, self.metrics = app, metrics
+    def __init__(self, app: ASGIApp, metrics: Monitor, known: Collection[str] = KNOWN) -> None:
+        self.app, self.metrics, self.known = app, metrics, known
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or run the application's start and end."""
@@ -52,7 +52,7 @@ class Recorder:
         try:
             await self.app(scope, receive, headed)
         except Exception as error:  # whatever it is, the server lives, and nobody outside is told
-            _tell_failure(error)
+            tell_failure(error)
             if not status:
                 kind = [(b"content-type", b"application/json"), (b"content-length", str(len(FAILED)).encode())]
                 await headed({"type": "http.response.start", "status": 500, "headers": kind})
@@ -61,13 +61,13 @@ class Recorder:
             self._count(scope, status or 500, time.monotonic() - start)
 
     def _count(self, scope: MutableMapping[str, Any], status: int, seconds: float) -> None:
-        route = scope["path"] if scope["path"] in KNOWN else "other"
+        route = scope["path"] if scope["path"] in self.known else "other"
         self.metrics.add(route, status, seconds)
         method = scope["method"] if scope["method"] in ("GET", "HEAD", "POST") else "other"
         log.info("request", extra={"fields": {"method": method, "route": route, "status": status, "seconds": seconds}})
 
 
-def _tell_failure(error: Exception) -> None:
+def tell_failure(error: Exception) -> None:
     """Log what failed and where; an error's own words could name a file or a picture."""
     place = error.__traceback__
     while place is not None and place.tb_next is not None:
@@ -77,10 +77,15 @@ def _tell_failure(error: Exception) -> None:
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line."""
+    """One JSON object a line; all have the fields in `always`."""
+
+    def __init__(self, always: Mapping[str, object] | None = None) -> None:
+        super().__init__()
+        self.always = dict(always or {})
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record's line."""
         fields = {name: round(v, 6) if isinstance(v, float) else v for name, v in getattr(record, "fields", {}).items()}
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
-        return json.dumps({"time": stamp, "level": record.levelname.lower(), "event": record.getMessage(), **fields})
+        head = {"time": stamp, "level": record.levelname.lower(), "event": record.getMessage()}
+        return json.dumps({**head, **self.always, **fields})

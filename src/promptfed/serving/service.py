@@ -9,12 +9,13 @@ from pathlib import Path
 
 from promptfed.core.errors import PromptFedError
 from promptfed.serving.batcher import Answer, Batcher
+from promptfed.serving.crew import Alone, Crew, WorkerState
 from promptfed.serving.graphs import Recorded
 from promptfed.serving.limits import ServingLimits
 from promptfed.serving.metrics import Monitor
 from promptfed.serving.mixed import answer, rehearse
 from promptfed.serving.opened import ServedBundle, open_served
-from promptfed.serving.tokens import Grant, Hashes, beside, find, read_hashes
+from promptfed.serving.tokens import TokenFiles, token_files
 
 DECODERS = 2  # images decoded at a time: each may take hundreds of megabytes
 
@@ -60,45 +61,6 @@ def open_all(folders: Sequence[Path], device: str, precision: str, known: Sequen
     return Opened(tuple(bundles), clients)
 
 
-class TokenFiles:
-    """The files of tokens beside the bundles; a change counts from the next request on."""
-
-    def __init__(self, files: Mapping[Path, Path]) -> None:
-        self.files = files  # of every bundle
-        self.used = any(path.exists() for path in files.values())
-        self._read: dict[Path, tuple[tuple[int, int], Hashes]] = {}
-
-    def find(self, token: str) -> Grant | None:
-        """Return what a token opens, if anything."""
-        return find(token, [(bundle, self._hashes(path)) for bundle, path in self.files.items()])
-
-    def check(self) -> None:
-        """Read all files, or say what is wrong with one."""
-        for path in self.files.values():
-            self._hashes(path)
-
-    def _hashes(self, path: Path) -> Hashes:
-        try:
-            stat = path.stat()
-        except FileNotFoundError:
-            return {}
-        version = stat.st_mtime_ns, stat.st_ino
-        if path not in self._read or self._read[path][0] != version:
-            self._read[path] = version, read_hashes(path)
-        return self._read[path][1]
-
-
-def token_files(folders: Sequence[Path], named: Path | None) -> TokenFiles:
-    """Return the tokens of the bundles: those beside them, or of a single bundle those in the named file."""
-    if named is not None and len(folders) > 1:
-        raise PromptFedError("--tokens names the file of one bundle; with several, keep each beside its bundle.")
-    if named is not None and not named.exists():
-        raise PromptFedError(f"There is no file {named}; make one with promptfed token BUNDLE --tokens {named}.")
-    found = TokenFiles({folder.resolve(): named or beside(folder) for folder in folders})
-    found.check()
-    return found
-
-
 @dataclass(eq=False)
 class Service:
     """The state of a running server."""
@@ -116,19 +78,40 @@ class Service:
     pending: int = 0  # images that are decoded, wait, or are answered
     batcher: Batcher = field(init=False)
     decoders: ThreadPoolExecutor = field(init=False)
+    crew: Crew = field(init=False)  # all processes that answer at this address
+    _fresh: Opened | None = None  # bundles that are opened, but not served yet
     _reloading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
+        self.crew = Alone(self)
         self.batcher = Batcher(self.compute, self.limits.batch, self.limits.queue, self.metrics.batch)
         self.decoders = ThreadPoolExecutor(DECODERS, "decoder")
 
     async def reload(self) -> None:
         """Open the bundles again and swap them in; who already waits is answered by what was there."""
         async with self._reloading:
-            known = self.opened.bundles
-            fresh = await asyncio.to_thread(open_all, self.folders, self.device, self.precision, known)
-            self.opened = fresh
+            await self.prepare()
+            self.swap()
+
+    async def prepare(self) -> None:
+        """Open the bundles again, beside those that are served."""
+        known = self.opened.bundles
+        self._fresh = await asyncio.to_thread(open_all, self.folders, self.device, self.precision, known)
+
+    def swap(self) -> None:
+        """Serve what was prepared."""
+        if self._fresh is not None:
+            self.opened, self._fresh = self._fresh, None
             self.metrics.reloads += 1
+
+    def discard(self) -> None:
+        """Let go of what was prepared."""
+        self._fresh = None
+
+    def state(self) -> WorkerState:
+        """Return what this process has counted, and whether it has room."""
+        room = self.pending < self.limits.queue
+        return WorkerState(self.metrics.counted(), len(self.batcher.queue), len(self.opened.clients), room)
 
 
 def make_service(

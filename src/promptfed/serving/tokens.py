@@ -8,7 +8,7 @@ import hmac
 import json
 import os
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,6 +84,45 @@ def find(token: str, files: Iterable[tuple[Path, Hashes]]) -> Grant | None:
             if hmac.compare_digest(known, digest):
                 return Grant(bundle, hashes[known])
     return None
+
+
+class TokenFiles:
+    """The files of tokens beside the bundles; a change counts from the next request on."""
+
+    def __init__(self, files: Mapping[Path, Path]) -> None:
+        self.files = files  # of every bundle
+        self.used = any(path.exists() for path in files.values())
+        self._read: dict[Path, tuple[tuple[int, int], Hashes]] = {}
+
+    def find(self, token: str) -> Grant | None:
+        """Return what a token opens, if anything."""
+        return find(token, [(bundle, self._hashes(path)) for bundle, path in self.files.items()])
+
+    def check(self) -> None:
+        """Read all files, or say what is wrong with one."""
+        for path in self.files.values():
+            self._hashes(path)
+
+    def _hashes(self, path: Path) -> Hashes:
+        try:
+            stat = path.stat()
+        except FileNotFoundError:
+            return {}
+        version = stat.st_mtime_ns, stat.st_ino
+        if path not in self._read or self._read[path][0] != version:
+            self._read[path] = version, read_hashes(path)
+        return self._read[path][1]
+
+
+def token_files(folders: Sequence[Path], named: Path | None) -> TokenFiles:
+    """Return the tokens of the bundles: those beside them, or of a single bundle those in the named file."""
+    if named is not None and len(folders) > 1:
+        raise PromptFedError("--tokens names the file of one bundle; with several, keep each beside its bundle.")
+    if named is not None and not named.exists():
+        raise PromptFedError(f"There is no file {named}; make one with promptfed token BUNDLE --tokens {named}.")
+    found = TokenFiles({folder.resolve(): named or beside(folder) for folder in folders})
+    found.check()
+    return found
 
 
 def _digest(value: object) -> str:

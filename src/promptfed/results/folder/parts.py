@@ -71,21 +71,29 @@ def read_rounds(path: Path, committed: int = 0) -> tuple[Round, ...]:
         try:
             if not line and index == len(lines) - 1:
                 break
-            one = _round(unsealed(line))
-        except JSONDecodeError as error:
-            if index == len(lines) - 1:
+            one = parse_round(path, index + 1, line)
+        except PromptFedError as error:
+            if index == len(lines) - 1 and isinstance(error.__cause__, JSONDecodeError):
                 break
-            raise PromptFedError(f'"{path}" is damaged: line {index + 1} is not valid JSON ({error}).') from error
-        except AlteredError as error:
-            raise PromptFedError(f'"{path}" is damaged in line {index + 1}: {error}.') from error
-        except (KeyError, TypeError, ValueError) as error:
-            raise PromptFedError(f'"{path}", line {index + 1}, is not a round: {why(error)}.') from error
+            raise
         rounds[one.number] = one
     if not rounds:
         raise PromptFedError(f'Run folder "{path.parent}" has no finished round yet; wait for the first one.')
     if max(rounds) < committed:
         raise PromptFedError(f'"{path}" is damaged: round {committed} is finished, but its line is missing or torn.')
     return tuple(rounds[number] for number in sorted(rounds))
+
+
+def parse_round(path: Path, number: int, line: str) -> Round:
+    """Read the `number`-th line of the rounds in the file at `path`."""
+    try:
+        return _round(unsealed(line))
+    except JSONDecodeError as error:
+        raise PromptFedError(f'"{path}" is damaged: line {number} is not valid JSON ({error}).') from error
+    except AlteredError as error:
+        raise PromptFedError(f'"{path}" is damaged in line {number}: {error}.') from error
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise PromptFedError(f'"{path}", line {number}, is not a round: {why(error)}.') from error
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

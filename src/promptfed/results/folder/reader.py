@@ -76,15 +76,15 @@ class RunFolder:
     @property
     def joined(self) -> int | None:
         """The first round of the clients that joined after the others."""
-        late = _whole(self.recipe, "newcomers")
-        first = (_whole(self.recipe, "clients") or self.clients) - late
+        late = whole_in(self.recipe, "newcomers")
+        first = (whole_in(self.recipe, "clients") or self.clients) - late
         there = (one.number for one in self.rounds if any(client >= first for client in one.clients))
         return next(there, None) if late else None
 
     @property
     def founders(self) -> float | None:
         """The mean of `scores` over the clients that were there from the first round."""
-        each = self.scores.per_client[: self.clients - _whole(self.recipe, "newcomers")] if self.scores else ()
+        each = self.scores.per_client[: self.clients - whole_in(self.recipe, "newcomers")] if self.scores else ()
         known = [value for value in each if value is not None]
         return sum(known) / len(known) if known else None
 
@@ -120,14 +120,14 @@ def read_run(path: Path | str) -> RunFolder:
     text = read_text(folder / names.RECIPE)
     recipe = parse_recipe(folder / names.RECIPE, text)
     summary = read_json(folder / names.SUMMARY)
-    committed = _committed(folder, summary)  # before the rounds: a run at work only adds to them
+    committed = committed_rounds(folder, summary)  # before the rounds: a run at work only adds to them
     rounds = read_rounds(folder / names.ROUNDS, committed)
     partition = read_partition(folder / names.PARTITION)
     figures, fault = read_figures(folder / names.FIGURES)
     facts = (
         _unfinished(recipe, rounds, partition)
         if summary is None
-        else _finished(folder / names.SUMMARY, summary, recipe)
+        else finished_facts(folder / names.SUMMARY, summary, recipe)
     )
     return RunFolder(
         path=folder,
@@ -146,7 +146,7 @@ def read_run(path: Path | str) -> RunFolder:
     )
 
 
-def _committed(folder: Path, summary: Json | None) -> int:
+def committed_rounds(folder: Path, summary: Json | None) -> int:
     """Return how many rounds a run has for certain, by its summary or else by its checkpoint."""
     if summary is None:
         found = (read_json(folder / names.CHECKPOINT / names.STATE) or {}).get("round")
@@ -183,7 +183,7 @@ def _check_folder(folder: Path) -> None:
     raise PromptFedError(f'"{folder}" is not a run folder, since it has no {missing[0]}; {hint}')
 
 
-def _finished(path: Path, raw: Json, recipe: Json) -> dict[str, Any]:
+def finished_facts(path: Path, raw: Json, recipe: Json) -> dict[str, Any]:
     """Return the fields of a finished run, from its summary."""
     try:
         accuracy = raw["accuracy"]
@@ -222,18 +222,16 @@ def _unfinished(recipe: Json, rounds: tuple[Round, ...], partition: Holdings | N
     # After newcomers have joined, earlier means cover fewer clients and cannot be compared.
     same = [pair for pair in scored if last and len(pair[0].per_client) == len(last.per_client)]
     best = max(same, key=lambda pair: pair[0].mean, default=None)
-    planned = recipe.get("rounds")
-    joining = _whole(recipe, "join_rounds") if _whole(recipe, "newcomers") else 0
     known = len(partition.clients) if partition else len(last.per_client) if last else 0
     totals = [(one.traffic.down_bytes, one.traffic.up_bytes) for one in rounds]
     return {
-        "method": _name(recipe, "method"),
-        "dataset": _name(recipe, "data"),
-        "partition_name": _name(recipe, "partition"),
-        "backbone": _name(recipe, "backbone"),
+        "method": name_in(recipe, "method"),
+        "dataset": name_in(recipe, "data"),
+        "partition_name": name_in(recipe, "partition"),
+        "backbone": name_in(recipe, "backbone"),
         "seed": int(recipe.get("seed", 0)),
         "clients": known,
-        "planned_rounds": planned + joining if isinstance(planned, int) else None,
+        "planned_rounds": planned_rounds(recipe),
         "scores": last,
         "before": last,
         "after": None,
@@ -254,13 +252,20 @@ def _unfinished(recipe: Json, rounds: tuple[Round, ...], partition: Holdings | N
     }
 
 
-def _whole(recipe: Json, key: str) -> int:
+def planned_rounds(recipe: Json) -> int | None:
+    """Return how many rounds a recipe asks for, those of newcomers included."""
+    planned = recipe.get("rounds")
+    joining = whole_in(recipe, "join_rounds") if whole_in(recipe, "newcomers") else 0
+    return planned + joining if isinstance(planned, int) else None
+
+
+def whole_in(recipe: Json, key: str) -> int:
     """Return the whole number under a recipe's key, or 0."""
     found = recipe.get(key)
     return found if isinstance(found, int) else 0
 
 
-def _name(recipe: Json, table: str) -> str:
+def name_in(recipe: Json, table: str) -> str:
     """Return the `name` in a recipe's table, or a question mark."""
     found = recipe.get(table)
     return str(found.get("name", "?")) if isinstance(found, dict) else "?"

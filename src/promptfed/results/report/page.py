@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 
 from promptfed.core.errors import PromptFedError
 from promptfed.core.files import write_text
@@ -57,10 +57,7 @@ def write_report(dirs: Sequence[Path | str], out: Path | str | None = None) -> P
 def render(runs: Sequence[RunFolder]) -> str:
     """Return the page as text; the same folders always give the same page."""
     groups = group_runs(runs)
-    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
-        TEMPLATE.read_text(encoding="utf-8")
-    )
-    return page.render(
+    return _template().render(
         title=_title(groups),
         facts=_facts(groups),
         badges=[_badge(run, len(runs) > 1) for run in runs if run.stopped or not run.finished],
@@ -80,6 +77,17 @@ def render(runs: Sequence[RunFolder]) -> str:
         joined=any(run.joined for run in runs),
         measured=any(run.metrics for run in runs),
     )
+
+
+def stylesheet() -> str:
+    """Return the page's style, for other pages that show its figures."""
+    template = _template()
+    return "".join(template.blocks["style"](template.new_context()))
+
+
+def _template() -> Template:
+    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return page.from_string(TEMPLATE.read_text(encoding="utf-8"))
 
 
 def _with_roles(table: Table, groups: Sequence[RunGroup]) -> Table:

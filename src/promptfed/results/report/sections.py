@@ -10,6 +10,7 @@ from markupsafe import Markup
 from promptfed.results.folder.values import Holdings, Round
 from promptfed.results.report import domains, measured, sure
 from promptfed.results.report.client_plots import MOST_BARS, Bars, client_chart, heat_map
+from promptfed.results.report.curves import Trace, draw_traces
 from promptfed.results.report.figure import SMALL, Chart, Figure, Key, both_widths
 from promptfed.results.report.groups import RunGroup, Setting
 from promptfed.results.report.plots import Curve, Load, Spot, exchange_chart, line_chart, traffic_chart
@@ -77,72 +78,28 @@ def _over_seeds(
 
 def _curves(groups: Sequence[RunGroup], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
     """Draw accuracy over the rounds: one method in detail, or the mean and the worst client of several."""
-    lines, keys = _one_curve(groups[0], colours[groups[0].label]) if len(groups) == 1 else _many_curves(groups, colours)
-    caption = "Test accuracy of the clients with the model they have at the start of a round. "
-    caption += (
-        "Line: their mean; band: from the worst to the best client."
-        if len(groups) == 1
-        else "Solid: the mean of the clients; dashed: the worst client."
+    yield draw_traces([_trace(group, colours[group.label]) for group in groups], where)
+
+
+def _trace(group: RunGroup, colour: int) -> Trace:
+    """Return a method's accuracy over the rounds, the mean over its seeds."""
+    return Trace(
+        label=group.label,
+        colour=colour,
+        mean=_over_seeds(group, lambda one: one.received.mean if one.received else None, 100),
+        worst=_over_seeds(group, lambda one: one.received.worst if one.received else None, 100),
+        best=_over_seeds(group, lambda one: one.received.best if one.received else None, 100),
+        trained=_over_seeds(group, lambda one: one.trained.mean if one.trained else None, 100),
+        deployed=_over_seeds(group, lambda one: (one.deployed or {}).get("all"), 100),
+        joined=group.runs[0].joined,
+        adapts=group.adapts,
     )
-    joined: dict[int, list[str]] = {}
-    for group in groups:
-        if (when := group.runs[0].joined) is not None:
-            joined.setdefault(when, []).append(group.label)
-    if joined:
-        some = [
-            f"in round {when}" + ("" if len(names) == len(groups) else f" of {' and '.join(names)}")
-            for when, names in joined.items()
-        ]
-        caption += f" Vertical line: newcomers join {', '.join(some)} and count from then on."
-    caption += _adapted(groups, " The final accuracy of {}, after adaptation, is only in the table.")
-    draw: Chart = lambda width: line_chart(  # noqa: E731
-        lines,
-        width=width,
-        title="Accuracy over the rounds",
-        y_label="accuracy (%)",
-        unit="%",
-        events=dict.fromkeys(map(float, joined), "newcomers join"),
-    )
-    yield both_widths(draw, keys, where + caption)
 
 
 def _adapted(groups: Sequence[RunGroup], sentence: str) -> str:
     """Return the sentence with the names of the methods that adapt at the end; empty if none does."""
     names = [group.label for group in groups if group.adapts]
     return sentence.format(" and ".join(names)) if names else ""
-
-
-def _one_curve(group: RunGroup, colour: int) -> tuple[list[Curve], list[Key]]:
-    """Return the mean with its band, the mean after local training, and the server's own model."""
-    low = _over_seeds(group, lambda one: one.received.worst if one.received else None, 100)
-    high = _over_seeds(group, lambda one: one.received.best if one.received else None, 100)
-    band = tuple((x, worst, best) for (x, worst), (_, best) in zip(low, high, strict=True))
-    lines = [Curve(group.label, _mean_curve(group), colour, band=band)]
-    keys = [Key("line", colour, "mean"), Key("band", colour, "worst to best client")]
-    more = {
-        "after local training": _over_seeds(group, lambda one: one.trained.mean if one.trained else None, 100),
-        "the server's own model": _over_seeds(group, lambda one: (one.deployed or {}).get("all"), 100),
-    }
-    # The palette's last two colours, so that these are not taken for methods.
-    for (label, points), dash, other in zip(more.items(), ("dash", "dot"), (6, 7), strict=True):
-        if points:
-            lines.append(Curve(label, points, other, dash=dash))
-            keys.append(Key(dash, other, label))
-    return lines, keys
-
-
-def _many_curves(groups: Sequence[RunGroup], colours: Mapping[str, int]) -> tuple[list[Curve], list[Key]]:
-    """Return the mean and the worst client of each method; bands would overlap."""
-    lines = []
-    for group in groups:
-        worst = _over_seeds(group, lambda one: one.received.worst if one.received else None, 100)
-        lines.append(Curve(group.label, _mean_curve(group), colours[group.label]))
-        lines.append(Curve(f"{group.label}, worst client", worst, colours[group.label], dash="dash thin", tag=False))
-    return lines, [Key("line", line.colour, line.label) for line in lines[::2]]
-
-
-def _mean_curve(group: RunGroup) -> tuple[tuple[float, float], ...]:
-    return _over_seeds(group, lambda one: one.received.mean if one.received else None, 100)
 
 
 def _clients(groups: Sequence[RunGroup], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
