@@ -16,7 +16,7 @@ from promptfed.core import keys, local, ops, tree
 from promptfed.core.errors import PromptFedError
 from promptfed.core.method import Method, Task, Traits, dense, dual
 from promptfed.core.prompts.text import match
-from promptfed.core.protocols import Batch, Data, Rng
+from promptfed.core.protocols import Batch, Data, Draw, Rng
 from promptfed.core.tree import Tree
 from promptfed.runs.checks import CLASSES, PROMISES, SIZES, BrokenPromiseError, check_method, toy_dataset, toy_loop
 
@@ -111,6 +111,23 @@ class Knows(Averages):
         known = batch["constant.bright"] + 0.01 * batch["constant.drawn"].sum(-1)
         logits = ops.linear(batch["x"], params["head.weight"], params["head.bias"])
         return logits + known.unsqueeze(-1) * params["bright"].unsqueeze(-2)
+
+
+@dataclass(frozen=True)
+class Hides(Averages):
+    """Lets no image count more than so much, and adds noise to every step."""
+
+    name: ClassVar[str] = "hides"
+
+    def draws(self, task: Task) -> dict[str, Draw]:
+        return task.backbone.draws() | local.noise_for({"head.weight": (CLASSES, 16), "head.bias": (CLASSES,)})
+
+    def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
+        rates = local.Rates(lr=0.5, clip_each=1.0, noise=0.05)
+        return local.sgd(self.loss, task, data.batches(size=8), start=down, params=down, **rates), personal
+
+    def spends(self) -> tuple[float, float, int]:
+        return 0.05, 1e-5, 1
 
 
 @dataclass
@@ -388,7 +405,9 @@ BROKEN: list[tuple[Method, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize("method", [Sound(), Draws(), Averages(), Knows()], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    "method", [Sound(), Draws(), Averages(), Knows(), Hides()], ids=lambda value: type(value).__name__
+)
 def test_sound_ones_keep_every_promise(method: Method) -> None:
     check_method(method)
 

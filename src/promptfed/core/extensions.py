@@ -80,6 +80,15 @@ class HasConstants(Protocol):
 
 
 @runtime_checkable
+class SpendsPrivacy(Protocol):
+    """A method that hides single examples by clipped and noisy steps, as `local.sgd` with `clip_each` and `noise`."""
+
+    def spends(self) -> tuple[float, float, int]:
+        """Return the noise in units of the clip (0: there is none), δ, and how often a round uses every example."""
+        ...
+
+
+@runtime_checkable
 class LearnsWord(Protocol):
     """A method that learns a word of a text-to-image model: `word` [v, W] on the server or on each client."""
 

@@ -253,6 +253,11 @@ class Batches(Protocol):
         """Return all else a batch depends on."""
         ...
 
+    @property
+    def once(self) -> frozenset[str]:
+        """Return the names of what a batch has once, not for each of its examples."""
+        ...
+
     def at(self, tensors: Tree, step: Tensor) -> Batch:
         """Return batch number `step`, computed from `tensors` alone."""
         ...
