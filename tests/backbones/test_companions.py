@@ -58,7 +58,7 @@ def test_a_pair_is_the_matrix_with_its_product_added(part: str, block: int) -> N
 @pytest.mark.parametrize("parts", ["q", "k", "v", "qv", "qkv"])
 @pytest.mark.parametrize("block", [0, 1])
 def test_queries_keys_and_values_have_pairs_of_their_own(parts: str, block: int) -> None:
-    x, own = normal(2, *SHAPE), {}
+    x, own = normal(2, *SHAPE), Tree()
     whole = NET.image.frozen[f"block{block}.qkv.weight"].clone()
     for number, part in enumerate(parts):
         own |= pair(f"block{block}.{part}", seed=number)

@@ -205,7 +205,8 @@ class _Step:
         if self.rule.clip_each:
             held, noisy = self.hold | self.carry, (self.rule.clip_each, self.rule.noise)
             alone = partial(self.objective, self.task)
-            grads, carry = of_examples(alone, self.start, held, self.params, batch, self.once, *noisy), {}
+            carry: Tree = {}
+            grads = of_examples(alone, self.start, held, self.params, batch, self.once, *noisy)
         else:
             grads, carry = self._whole(batch, active)
         with torch.no_grad():
@@ -269,7 +270,8 @@ def _replay(step: _Step, batches: Batches) -> None:
             continue
         index = torch.tensor(rows, device=next(iter(step.params.values())).device)
         parts = (_take(part, index) for part in _trees(step))
-        fewer = _Step(step.rule, step.objective, step.task, step.ragged, *parts, once=step.once)
+        fewer = _Step(step.rule, step.objective, step.task, step.ragged, *parts)
+        fewer.once = step.once
         tensors = {
             name: value[:, index] if name.startswith("plan.") else value[index]
             for name, value in batches.tensors.items()
@@ -342,7 +344,8 @@ def _capture(step: _Step, batches: Batches, tensors: Tree) -> _Captured:
         room[: len(value)] = value
         return room
 
-    static = _Step(step.rule, step.objective, step.task, step.ragged, *map(own, _trees(step)), once=step.once)
+    static = _Step(step.rule, step.objective, step.task, step.ragged, *map(own, _trees(step)))
+    static.once = step.once
     tensors = {name: roomy(name, value) for name, value in tensors.items()}
     counter = torch.zeros((), dtype=torch.long, device=next(iter(static.params.values())).device)
 
