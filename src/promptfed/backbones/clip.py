@@ -1,6 +1,6 @@
 """A frozen pretrained dual encoder, CLIP: images and texts in one space, with room for context tokens in the texts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -235,6 +235,12 @@ class LoadedCLIP(CLIP):
     def patches(self, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, project: bool = True) -> Tensor:
         """Return the class token and all patches of the image tower [..., B, 1 + M, D] in float32."""
         return self.image.patches(weights, x, tokens=tokens, project=project)
+
+    def grown(
+        self, weights: Tree, x: Tensor, *, tokens: Mapping[int, Tensor], nearest: int = 0, upto: int = 0
+    ) -> Tensor:
+        """Return features [..., B, D] of the image tower with tokens that come and stay, see the protocol."""
+        return self.image.grown(weights, x, tokens=tokens, nearest=nearest, upto=upto)
 
     @property
     def matrices(self) -> dict[str, tuple[int, int]]:

@@ -155,6 +155,17 @@ class DenseBackbone(Backbone, Protocol):
         """
         ...
 
+    def grown(
+        self, weights: Tree, x: Tensor, *, tokens: Mapping[int, Tensor], nearest: int = 0, upto: int = 0
+    ) -> Tensor:
+        """Return features [..., B, D] of a sequence that grows by tokens.
+
+        Before block `number` its tokens [..., K, width], or per sample [..., B, K, width], enter right behind the class
+        token, and stay. What is read off is the mean of the class token and the `nearest` tokens behind it, after the
+        last block or after `upto` blocks.
+        """
+        ...
+
 
 class AdaptableBackbone(Backbone, Protocol):
     """A frozen network beside whose matrices, one for all clients, `weights` may have small ones of each client.
