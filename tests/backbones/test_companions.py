@@ -280,3 +280,31 @@ def test_there_are_only_so_many_blocks(tokens: dict[int, int], upto: int, number
     given = {block: normal(count, 16) for block, count in tokens.items()}
     with pytest.raises(PromptFedError, match=rf"^The backbone has 2 blocks, and there is none {number}\.$"):
         VIT.grown({}, normal(1, *SHAPE), tokens=given, upto=upto)
+
+
+# -- contexts of different lengths ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk", [0, 3])
+def test_the_name_follows_right_behind_a_shorter_context(chunk: int) -> None:
+    net = LoadedCLIP(**{**vars(NET), "chunk": chunk})
+    context = normal(3, 6, 12).requires_grad_()
+    lengths = torch.tensor([2, 6, 0])
+    found = net.text(context, per_class=False, length=lengths)
+    for client, count in enumerate(lengths.tolist()):
+        close(found[client], net.text(context[client, :count], per_class=False))
+        close(net.text(context[client], per_class=False, length=lengths[client]), found[client])
+    (pull,) = torch.autograd.grad(found.pow(3).sum(), context)
+    assert pull[0, 2:].abs().max() == pull[2].abs().max() == 0
+    assert pull[0, :2].abs().min() > 0
+
+
+def test_a_stack_of_contexts_may_have_a_length_for_each_client() -> None:
+    context, lengths = normal(2, 5, 12), torch.tensor([[3], [5]])
+    both = NET.text(torch.stack([context, 2 * context], 1), per_class=False, length=lengths)
+    close(both[0, 1], NET.text(2 * context[0, :3], per_class=False))
+    close(both[1, 0], NET.text(context[1], per_class=False))
+    with pytest.raises(
+        PromptFedError, match=r"^Contexts of different lengths are shared by all classes; give them per_"
+    ):
+        NET.text(normal(3, 5, 12), per_class=True, length=torch.tensor(2))

@@ -122,13 +122,20 @@ class DualEncoder(Backbone, Protocol):
         ...
 
     def text(
-        self, context: Tensor | str, *, per_class: bool, deep: Sequence[Tensor] = (), weights: Tree = _NOTHING
+        self,
+        context: Tensor | str,
+        *,
+        per_class: bool,
+        deep: Sequence[Tensor] = (),
+        weights: Tree = _NOTHING,
+        length: Tensor | None = None,
     ) -> Tensor:
         """Return the unit features [..., classes, D] of "{context} {class}.".
 
         The context is [..., s, W], or with `per_class` [..., classes, s, W]; it takes the place of word embeddings. A
         text stands for its own words. Contexts of `deep` are like it and take its place in the blocks after the first.
-        Of `weights`, companions of the text tower's matrices are used, called text.*: see `AdaptableBackbone`.
+        Of `weights`, companions of the text tower's matrices are used, called text.*: see `AdaptableBackbone`. Of a
+        context the first `length` [...] tokens count, all without it, and the names follow right behind them.
         """
         ...
 
