@@ -58,7 +58,7 @@ def test_a_pair_is_the_matrix_with_its_product_added(part: str, block: int) -> N
 @pytest.mark.parametrize("parts", ["q", "k", "v", "qv", "qkv"])
 @pytest.mark.parametrize("block", [0, 1])
 def test_queries_keys_and_values_have_pairs_of_their_own(parts: str, block: int) -> None:
-    x, own = normal(2, *SHAPE), {}
+    x, own = normal(2, *SHAPE), Tree()
     whole = NET.image.frozen[f"block{block}.qkv.weight"].clone()
     for number, part in enumerate(parts):
         own |= pair(f"block{block}.{part}", seed=number)
@@ -237,3 +237,74 @@ def test_kept_patches_stand_for_the_images() -> None:
         Cached(NET).patches({}, kept)
     with pytest.raises(PromptFedError, match=r"^This method needs a transformer's patches; set backbone\.name=vit"):
         dense(task())
+
+
+# -- tokens that come and stay --------------------------------------------------------------------------------------
+
+
+def test_tokens_that_enter_first_are_prompts() -> None:
+    x, tokens = normal(2, *SHAPE), normal(3, 16, seed=1)
+    for net in (NET, VIT):
+        close(net.grown({}, x, tokens={}), net.features({}, x))
+    close(VIT.grown({}, x, tokens={0: tokens}), VIT.features({}, x, tokens=tokens))
+
+
+def test_later_tokens_enter_behind_the_class_token_and_stay() -> None:
+    x, first, later = normal(2, *SHAPE), normal(1, 16, seed=1), normal(2, 2, 16, seed=2)  # the later ones per sample
+    arch, own = VIT.form, VIT.frozen
+    z = transformer.embed(arch, own, x, first)
+    z = transformer._block(arch, transformer._own(own, 0), z, alone=False, flash=False)
+    z = torch.cat([z[:, :1], later, z[:, 1:]], 1)  # the newest first
+    z = transformer._block(arch, transformer._own(own, 1), z, alone=False, flash=False)
+    wanted = ops.layer_norm(z, own["norm.weight"], own["norm.bias"], arch.eps)
+    given = {0: first, 1: later}
+    close(VIT.grown({}, x, tokens=given), wanted[:, 0])
+    close(VIT.grown({}, x, tokens=given, nearest=2), wanted[:, :3].mean(1))
+    half = transformer.embed(arch, own, x, None)
+    half = transformer._block(arch, transformer._own(own, 0), half, alone=False, flash=False)
+    close(
+        VIT.grown({}, x, tokens={}, upto=1), ops.layer_norm(half, own["norm.weight"], own["norm.bias"], arch.eps)[:, 0]
+    )
+
+
+def test_a_stack_of_growing_sequences_is_one_by_one() -> None:
+    x, tokens = normal(3, 2, *SHAPE), {0: normal(3, 1, 16), 1: normal(3, 2, 16, seed=4)}
+    together = NET.grown({}, x, tokens=tokens, nearest=1)
+    for client in range(3):
+        own = {number: value[client] for number, value in tokens.items()}
+        close(together[client], NET.grown({}, x[client], tokens=own, nearest=1))
+
+
+@pytest.mark.parametrize(("tokens", "upto", "number"), [({2: 1}, 0, 2), ({}, 3, 3)])
+def test_there_are_only_so_many_blocks(tokens: dict[int, int], upto: int, number: int) -> None:
+    given = {block: normal(count, 16) for block, count in tokens.items()}
+    with pytest.raises(PromptFedError, match=rf"^The backbone has 2 blocks, and there is none {number}\.$"):
+        VIT.grown({}, normal(1, *SHAPE), tokens=given, upto=upto)
+
+
+# -- contexts of different lengths ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk", [0, 3])
+def test_the_name_follows_right_behind_a_shorter_context(chunk: int) -> None:
+    net = LoadedCLIP(**{**vars(NET), "chunk": chunk})
+    context = normal(3, 6, 12).requires_grad_()
+    lengths = torch.tensor([2, 6, 0])
+    found = net.text(context, per_class=False, length=lengths)
+    for client, count in enumerate(lengths.tolist()):
+        close(found[client], net.text(context[client, :count], per_class=False))
+        close(net.text(context[client], per_class=False, length=lengths[client]), found[client])
+    (pull,) = torch.autograd.grad(found.pow(3).sum(), context)
+    assert pull[0, 2:].abs().max() == pull[2].abs().max() == 0
+    assert pull[0, :2].abs().min() > 0
+
+
+def test_a_stack_of_contexts_may_have_a_length_for_each_client() -> None:
+    context, lengths = normal(2, 5, 12), torch.tensor([[3], [5]])
+    both = NET.text(torch.stack([context, 2 * context], 1), per_class=False, length=lengths)
+    close(both[0, 1], NET.text(2 * context[0, :3], per_class=False))
+    close(both[1, 0], NET.text(context[1], per_class=False))
+    with pytest.raises(
+        PromptFedError, match=r"^Contexts of different lengths are shared by all classes; give them per_"
+    ):
+        NET.text(normal(3, 5, 12), per_class=True, length=torch.tensor(2))

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -121,9 +122,9 @@ def test_as_many_texts_at_once_as_memory_holds(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(text, "SHARE", 1.0)
     monkeypatch.setattr(text, "CPU_MEMORY", 7 * 12 * 1440)
 
-    def counted(arch: TextArch, spelled: Tree, contexts: Sequence[Tensor], beside: Tree) -> Tensor:
+    def counted(arch: TextArch, spelled: Tree, contexts: Sequence[Tensor], *rest: Any) -> Tensor:
         parts.append(len(contexts[0]))
-        return original(arch, spelled, contexts, beside)
+        return original(arch, spelled, contexts, *rest)
 
     monkeypatch.setattr(text, "_part", counted)
     context = normal(5, 3, 4, 12).requires_grad_()

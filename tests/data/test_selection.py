@@ -59,7 +59,7 @@ def test_all_classes_are_all() -> None:
 
 
 def test_even_classes_make_equal_halves() -> None:
-    assert [len(halved(toy(classes=4), half).classes) for half in ("base", "novel")] == [2, 2]  # type: ignore[arg-type]
+    assert [len(halved(toy(classes=4), half).classes) for half in ("base", "novel")] == [2, 2]
 
 
 def test_what_nobody_may_use_is_no_test_image_of_the_other_half() -> None:

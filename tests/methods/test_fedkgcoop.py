@@ -1,6 +1,7 @@
 """FedKgCoOp on a toy dual encoder: its loss by hand, and what it is at either end of its guide."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from support.toys import TinyDual, featured, rng, task
 TASK = task(TinyDual())
 CLIP = Task(NET, NAMES, 3)
 HALF = math.sqrt(0.5)
-RATES = {"tokens": 3, "lr": 0.5, "batch": 4, "epochs": 2, "momentum": 0.9, "weight_decay": 1e-3}
+RATES: dict[str, Any] = {"tokens": 3, "lr": 0.5, "batch": 4, "epochs": 2, "momentum": 0.9, "weight_decay": 1e-3}
 
 
 def test_the_loss_by_hand() -> None:

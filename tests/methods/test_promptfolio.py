@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ TASK = task(TinyDual())
 CLIP = Task(NET, NAMES, 3)
 STEP = PromptFolio(theta=0.25, tokens=1, lr=1.0, batch=4, weight_decay=0.0)
 WRONG = 1 / (1 + math.e)  # what softmax (1, 0) gives to the second
-RATES = {"tokens": 3, "lr": 0.5, "batch": 4, "epochs": 2, "momentum": 0.9, "weight_decay": 1e-3}
+RATES: dict[str, Any] = {"tokens": 3, "lr": 0.5, "batch": 4, "epochs": 2, "momentum": 0.9, "weight_decay": 1e-3}
 
 
 @dataclass(frozen=True)

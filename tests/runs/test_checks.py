@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from promptfed.analysis.predict import Model
 from promptfed.backbones.painter import Painter
-from promptfed.core import local, ops, tree
+from promptfed.core import keys, local, ops, tree
 from promptfed.core.errors import PromptFedError
 from promptfed.core.method import Method, Task, Traits, dense, dual
 from promptfed.core.prompts.text import match
-from promptfed.core.protocols import Batch, Data, Rng
+from promptfed.core.protocols import Batch, Data, Draw, Rng
 from promptfed.core.tree import Tree
 from promptfed.runs.checks import CLASSES, PROMISES, SIZES, BrokenPromiseError, check_method, toy_dataset, toy_loop
 
@@ -90,6 +91,43 @@ class Averages(Method):
         seen = dense(task).patches({}, batch["x"])
         assert seen.shape[-2] == 5  # the class token and 2 × 2 patches
         return ops.linear(seen.mean(-2), params["head.weight"], params["head.bias"])
+
+
+@dataclass(frozen=True)
+class Knows(Averages):
+    """Knows of every image how bright it is, and a number drawn for it, before it learns anything."""
+
+    name: ClassVar[str] = "knows"
+    traits = Traits(reads="features")
+
+    def init_server(self, task: Task, rng: Rng) -> Tree:
+        return task.backbone.head(rng) | {"bright": torch.zeros(CLASSES)}
+
+    def constants(self, task: Task, batch: Batch) -> Tree:
+        assert batch["x"].shape[1:] == task.backbone.shape  # the pixels, whatever is read in training
+        return {"bright": batch["x"].flatten(1).mean(1), "drawn": keys.uniform(batch["key"], (2,))}
+
+    def predict(self, task: Task, params: Tree, batch: Batch) -> Tensor:
+        known = batch["constant.bright"] + 0.01 * batch["constant.drawn"].sum(-1)
+        logits = ops.linear(batch["x"], params["head.weight"], params["head.bias"])
+        return logits + known.unsqueeze(-1) * params["bright"].unsqueeze(-2)
+
+
+@dataclass(frozen=True)
+class Hides(Averages):
+    """Lets no image count more than so much, and adds noise to every step."""
+
+    name: ClassVar[str] = "hides"
+
+    def draws(self, task: Task) -> dict[str, Draw]:
+        return task.backbone.draws() | local.noise_for({"head.weight": (CLASSES, 16), "head.bias": (CLASSES,)})
+
+    def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
+        rates = local.Rates(lr=0.5, clip_each=1.0, noise=0.05)
+        return local.sgd(self.loss, task, data.batches(size=8), start=down, params=down, **rates), personal
+
+    def spends(self) -> tuple[float, float, int]:
+        return 0.05, 1e-5, 1
 
 
 @dataclass
@@ -367,9 +405,26 @@ BROKEN: list[tuple[Method, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize("method", [Sound(), Draws(), Averages()], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    "method", [Sound(), Draws(), Averages(), Knows(), Hides()], ids=lambda value: type(value).__name__
+)
 def test_sound_ones_keep_every_promise(method: Method) -> None:
     check_method(method)
+
+
+def test_constants_of_an_image_are_the_same_wherever_it_is_met(tmp_path: Path) -> None:
+    loop, data = toy_loop(Knows(), tmp_path / "run"), toy_dataset()
+    chosen = [7, 3, 60]
+    plain = replace(loop.task, backbone=loop.task.backbone.backbone)  # type: ignore[attr-defined]
+    statistics = plain.backbone.statistics or (data.mean, data.std)
+    facts = tree.row(loop.shards.facts([0]), 0)
+    model = Model(Knows(), plain, {}, (8, 8), *statistics, facts, 0, 0, torch.device("cpu"))
+    _, batch = model.batch(data.images[chosen])
+    for name, value in loop.shards.pool.extras.items():
+        torch.testing.assert_close(batch[name], value[chosen])
+    assert batch["constant.drawn"].unique().numel() == 6
+    other = replace(model, seed=1).batch(data.images[chosen])[1]
+    assert not other["constant.drawn"].equal(batch["constant.drawn"])
 
 
 def test_the_server_draws_by_its_seed_and_its_count() -> None:

@@ -185,6 +185,7 @@ class Listed:
     lengths: tuple[int, ...] = ()
     tensors: Tree = field(default_factory=dict)
     key: Hashable = None
+    once: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         self.steps = len(self.batches)

@@ -14,7 +14,7 @@ from torch import Tensor
 from promptfed.analysis.bundle.contents import ABOUT, Bundle, open_bundle, read_client
 from promptfed.backbones.cached import behind, seen
 from promptfed.backbones.pretrained import fingerprint
-from promptfed.core import tree
+from promptfed.core import extensions, tree
 from promptfed.core.errors import PromptFedError
 from promptfed.core.extensions import LearnsWord
 from promptfed.core.method import Method, Task
@@ -23,6 +23,7 @@ from promptfed.core.protocols import Backbone, Batch
 from promptfed.core.tree import Tree
 from promptfed.data.batches import ClientData, Pool
 from promptfed.data.dataset import Color, Dataset, Images
+from promptfed.data.features import image_keys
 from promptfed.data.photos import decode
 from promptfed.results.folder import names
 from promptfed.results.folder.record import over_sites
@@ -55,9 +56,13 @@ class Model:
         """Return images [N, H, W, 3] as its client sees them in testing, and the task as its method does."""
         task, backbone = self.task, self.task.backbone
         pool = Pool(_dataset(images, task.classes, self.mean, self.std), self.device)
-        if (reads := self.method.traits.reads) != "pixels":
-            features = seen(backbone, reads, pool.images(torch.arange(len(images), device=self.device)))
-            pool = Pool(_dataset(images, task.classes), self.device, features)
+        every, reads = torch.arange(len(images), device=self.device), self.method.traits.reads
+        if isinstance(self.method, extensions.HasConstants):
+            found = {"x": pool.images(every), "key": image_keys(pool.x, self.seed)}
+            pool.extras = extensions.constants(self.method, task, found)
+        if reads != "pixels":
+            features = seen(backbone, reads, pool.images(every))
+            pool = Pool(_dataset(images, task.classes), self.device, features, pool.extras)
             task = replace(task, backbone=behind(backbone, reads), captured={})
         batch = next(iter(_data(self, task, pool, len(images)).batches("test", size=len(images), ordered=True)))
         return task, tree.drop(batch, ["y"])

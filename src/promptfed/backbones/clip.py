@@ -1,6 +1,6 @@
 """A frozen pretrained dual encoder, CLIP: images and texts in one space, with room for context tokens in the texts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -236,6 +236,12 @@ class LoadedCLIP(CLIP):
         """Return the class token and all patches of the image tower [..., B, 1 + M, D] in float32."""
         return self.image.patches(weights, x, tokens=tokens, project=project)
 
+    def grown(
+        self, weights: Tree, x: Tensor, *, tokens: Mapping[int, Tensor], nearest: int = 0, upto: int = 0
+    ) -> Tensor:
+        """Return features [..., B, D] of the image tower with tokens that come and stay, see the protocol."""
+        return self.image.grown(weights, x, tokens=tokens, nearest=nearest, upto=upto)
+
     @property
     def matrices(self) -> dict[str, tuple[int, int]]:
         """Return the outputs and inputs of every matrix that may have a pair of low rank, the text tower's as text.*"""
@@ -243,13 +249,20 @@ class LoadedCLIP(CLIP):
         return self.image.matrices | {f"text.{name}": shape for name, shape in texts.items()}
 
     def text(
-        self, context: Tensor | str, *, per_class: bool, deep: Sequence[Tensor] = (), weights: Tree = _NOTHING
+        self,
+        context: Tensor | str,
+        *,
+        per_class: bool,
+        deep: Sequence[Tensor] = (),
+        weights: Tree = _NOTHING,
+        length: Tensor | None = None,
     ) -> Tensor:
         """Return the unit features [..., classes, D] of "{context} {class}." in float32.
 
         The context is [..., s, W], or with `per_class` [..., classes, s, W]; it takes the place of word embeddings. A
         text stands for its own words. Contexts of `deep` are like it and take its place in the blocks after the first.
-        Of `weights`, companions of the text tower's matrices are used, which are called text.*
+        Of `weights`, companions of the text tower's matrices are used, which are called text.* Of a context the first
+        `length` [...] tokens count, all of them without it, and the names follow right behind them.
         """
         kind = self.frozen["start"].dtype
         beside = {n[5:]: x.to(kind) for n, x in weights.items() if n.startswith("text.") and companions.is_one(n)}
@@ -263,7 +276,8 @@ class LoadedCLIP(CLIP):
             some = [one.index_select(-3, group.rows) if pick else one for one in layers]
             own, *later = [one if per_class else one.unsqueeze(-3) for one in some]
             words = self.frozen | group.words
-            made.append(text.features(self.quick_arch, words, own, chunk=self.chunk, deep=later, beside=beside))
+            how = {"chunk": self.chunk, "deep": later, "beside": beside, "length": length}
+            made.append(text.features(self.quick_arch, words, own, **how))
         return made[0] if len(made) == 1 else torch.cat(made, -2).index_select(-2, self.places)
 
     def _opened(self, said: str) -> Tensor:

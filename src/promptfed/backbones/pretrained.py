@@ -1,6 +1,7 @@
 """A frozen pretrained vision transformer: only what a method passes in is trained, a head or prompt tokens."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Literal
@@ -171,20 +172,35 @@ class LoadedViT(ViT):
         """Return the class token and all patches after the last block [..., B, 1 + M, D] in float32."""
         return self._forward(weights, x, tokens, patches=True, project=project)
 
+    def grown(
+        self, weights: Tree, x: Tensor, *, tokens: Mapping[int, Tensor], nearest: int = 0, upto: int = 0
+    ) -> Tensor:
+        """Return features [..., B, width] in float32 of a sequence to which tokens come and stay, see the protocol."""
+        kind = self.frozen["cls"].dtype
+        placed = {number: value.to(kind) for number, value in tokens.items()}
+        x = resized(x, self._sides()).to(kind)
+        used = self._used(weights)
+        return transformer.grown(self.form, used, x, placed, nearest=nearest, upto=upto).float()
+
+    def _used(self, weights: Tree) -> Tree:
+        """Return the weights of a forward: the frozen ones, with those that are given in their place or beside them."""
+        kind = self.frozen["cls"].dtype
+        used = {name: weights[name].to(kind) if name in weights else value for name, value in self.frozen.items()}
+        return used | {name: value.to(kind) for name, value in weights.items() if companions.is_one(name)}
+
     def _forward(self, weights: Tree, x: Tensor, tokens: Tokens | None, **how: bool) -> Tensor:
         if self.low and any(name.startswith("block") for name in weights):
             raise PromptFedError(
                 "backbone.precision=fp8 is for frozen blocks, but this method trains them; set it to bf16."
             )
         kind = self.frozen["cls"].dtype
-        used = {name: weights[name].to(kind) if name in weights else value for name, value in self.frozen.items()}
-        beside = {name: value.to(kind) for name, value in weights.items() if companions.is_one(name)}
         if tokens is not None:
             tokens = tokens.to(kind) if isinstance(tokens, Tensor) else [layer.to(kind) for layer in tokens]
+        beside = any(map(companions.is_one, weights))
         constant = not (x.requires_grad or beside or self.frozen.keys() & weights.keys())
         x = resized(x, self._sides()).to(kind)
-        found = transformer.features(self.form, used | beside, x, tokens, low=self.low, prompts_only=constant, **how)
-        return found.float()
+        used = self._used(weights)
+        return transformer.features(self.form, used, x, tokens, low=self.low, prompts_only=constant, **how).float()
 
     @property
     def matrices(self) -> dict[str, tuple[int, int]]:

@@ -8,7 +8,7 @@ that all classes share are computed once. The last block computes the end tokens
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -124,46 +124,55 @@ def features(
     chunk: int = 0,
     deep: Sequence[Tensor] = (),
     beside: Tree = _NOTHING,
+    length: Tensor | None = None,
 ) -> Tensor:
     """Return the unit features [..., classes, D] of contexts [..., 1 or classes, s, W] before every class's ending.
 
     More than `chunk` texts are computed in parts, and each part again for its gradient: memory stays bounded.
     With 0 there are parts only where all texts at once would take too much of the device's memory.
     Contexts of `deep` are like the first; each takes the place of the one before it in the next block. `beside` are
-    companions of the blocks' matrices; those of a stack of clients [C, ...] are for contexts [C, ...].
+    companions of the blocks' matrices; those of a stack of clients [C, ...] are for contexts [C, ...]. Of contexts that
+    all classes share the first `length` [...] tokens count, and the names follow right behind them.
     """
     classes, longest = spelled["ending"].shape[:2]
-    length = 1 + context.shape[-2] + longest
-    if length > arch.positions:
+    shared, total = context.shape[-3] == 1, 1 + context.shape[-2] + longest
+    _check(arch, context, total, deep)
+    if length is not None and not shared:
+        raise PromptFedError("Contexts of different lengths are shared by all classes; give them per_class=False.")
+    lead = context.shape[:-3]
+    count = math.prod(lead)
+    flat = [one.reshape(count, *one.shape[-3:]) for one in (context, *deep)]
+    lengths = None if length is None else length.expand(lead).reshape(count)
+    again = torch.is_grad_enabled() and any(one.requires_grad for one in (*flat, *beside.values()))
+    chunk = chunk or _roomy(arch, spelled["ending"], longest if shared else total, kept=again)
+    if count * classes <= chunk:
+        return _part(arch, spelled, flat, beside, lengths).view(*lead, classes, -1)
+    # companions of a stack of clients need all of its texts at once
+    each, most = (count, max(1, chunk // count)) if companions.stacked(beside) else (max(1, chunk // classes), chunk)
+    compute = partial(checkpoint, _part, use_reentrant=False, preserve_rng_state=False) if again else _part
+    rows = []
+    for start in range(0, count, each):
+        some = [one[start : start + each] for one in flat]
+        own = None if lengths is None else lengths[start : start + each]
+        parts = []
+        for first in range(0, classes, most):
+            chosen = slice(first, first + most)
+            said = spelled | {name: spelled[name][chosen] for name in ("ending", "end")}
+            contexts = some if shared else [one[:, chosen] for one in some]
+            parts.append(compute(arch, said, contexts, beside, own))
+        rows.append(torch.cat(parts, 1))
+    return torch.cat(rows).view(*lead, classes, -1)
+
+
+def _check(arch: TextArch, context: Tensor, total: int, deep: Sequence[Tensor]) -> None:
+    """Refuse texts that are too long, and contexts for blocks that are not there."""
+    if total > arch.positions:
         raise PromptFedError(
-            f"A context of {context.shape[-2]} tokens and the longest class name make {length} tokens; "
+            f"A context of {context.shape[-2]} tokens and the longest class name make {total} tokens; "
             f"the text tower has positions for {arch.positions}."
         )
     if len(deep) >= arch.depth:
         raise PromptFedError(f"There are contexts for {1 + len(deep)} layers, but the text tower has {arch.depth}.")
-    lead = context.shape[:-3]
-    flat = [one.reshape(math.prod(lead), *one.shape[-3:]) for one in (context, *deep)]
-    count, shared = len(flat[0]), flat[0].shape[1] == 1
-    again = torch.is_grad_enabled() and any(one.requires_grad for one in (*flat, *beside.values()))
-    chunk = chunk or _roomy(arch, spelled["ending"], longest if shared else length, kept=again)
-    if count * classes <= chunk:
-        return _part(arch, spelled, flat, beside).view(*lead, classes, -1)
-    # companions of a stack of clients need all of its texts at once
-    each, most = (count, max(1, chunk // count)) if companions.stacked(beside) else (max(1, chunk // classes), chunk)
-    rows = []
-    for some in zip(*(one.split(each) for one in flat), strict=True):
-        parts = []
-        for first in range(0, classes, most):
-            chosen = slice(first, first + most)
-            own = [one if shared else one[:, chosen] for one in some]
-            said = spelled | {name: spelled[name][chosen] for name in ("ending", "end")}
-            if again:
-                made = checkpoint(_part, arch, said, own, beside, use_reentrant=False, preserve_rng_state=False)
-            else:
-                made = _part(arch, said, own, beside)
-            parts.append(made)
-        rows.append(torch.cat(parts, 1))
-    return torch.cat(rows).view(*lead, classes, -1)
 
 
 def _roomy(arch: TextArch, like: Tensor, tokens: int, *, kept: bool) -> int:
@@ -177,37 +186,46 @@ def _roomy(arch: TextArch, like: Tensor, tokens: int, *, kept: bool) -> int:
     return max(1, int(whole * SHARE) // (tokens * numbers * like.element_size()))
 
 
-def _part(arch: TextArch, spelled: Tree, contexts: Sequence[Tensor], beside: Tree = _NOTHING) -> Tensor:
+def _part(arch: TextArch, spelled: Tree, contexts: Sequence[Tensor], beside: Tree, lengths: Tensor | None) -> Tensor:
     """Return the unit features [N, classes, D] of contexts [N, 1 or classes, s, W], layer by layer, in float32."""
     context, spelled = contexts[0], spelled | beside
     ending, end, position = spelled["ending"], spelled["end"], spelled["position"]
     each = context.shape[:2]
     before = torch.cat([spelled["start"].expand(*each, 1, -1), context.to(ending.dtype)], -2)
     count, total = before.shape[-2], before.shape[-2] + ending.shape[-2]
+    there = None if lengths is None else torch.arange(count, device=lengths.device) <= lengths[:, None]  # [N, 1 + s]
     if each[1] == 1:  # the classes' endings are branches of one stem
         stem = before[:, 0] + position[:count]
-        branches = (ending + position[count:total]).expand(each[0], *ending.shape)
-        *stems, last = _blocks(arch, spelled, [stem, branches], contexts)
+        where = position[count:total]
+        if lengths is not None:  # [N, 1, M, W]
+            where = position[(1 + lengths.long())[:, None] + torch.arange(total - count, device=lengths.device)][
+                :, None
+            ]
+        branches = (ending + where).expand(each[0], *ending.shape)
+        *stems, last = _blocks(arch, spelled, [stem, branches], contexts, there)
     else:
         whole = torch.cat([before, ending.expand(each[0], *ending.shape)], -2) + position[:total]
         stems, last = [], _blocks(arch, spelled, [whole.flatten(0, 1)], contexts)[0].view(whole.shape)
         end = end + count
-    z = _last_block(arch, spelled, stems, last, end)
+    z = _last_block(arch, spelled, stems, last, end, there)
     z = F.layer_norm(z, (arch.width,), spelled["norm.weight"], spelled["norm.bias"], arch.eps)
     return F.normalize(F.linear(z, spelled["projection.weight"]).float(), dim=-1)
 
 
-def _blocks(arch: TextArch, weights: Tree, parts: list[Tensor], contexts: Sequence[Tensor]) -> list[Tensor]:
+def _blocks(
+    arch: TextArch, weights: Tree, parts: list[Tensor], contexts: Sequence[Tensor], there: Tensor | None = None
+) -> list[Tensor]:
     """Return the parts after all blocks but the last: a stem [N, T, W], and maybe its branches [N, K, M, W].
 
-    A block's own context stands in the stem before the block, that of the last one too.
+    A block's own context stands in the stem before the block, that of the last one too. Of the stem, branches see what
+    is `there` [N, T].
     """
     for number in range(arch.depth - 1):
         block = _Block(arch, weights, f"block{number}")
         stem, *branches = _with_context(parts, contexts, number)
         query, key, value = block.heads(stem)
         parts = [block.finished(stem, F.scaled_dot_product_attention(query, key, value, is_causal=True))]
-        parts += [block.finished(branch, _look_back(*block.heads(branch), key, value)) for branch in branches]
+        parts += [block.finished(branch, _look_back(*block.heads(branch), key, value, there)) for branch in branches]
     return _with_context(parts, contexts, arch.depth - 1)
 
 
@@ -219,7 +237,9 @@ def _with_context(parts: list[Tensor], contexts: Sequence[Tensor], number: int) 
     return [torch.cat([stem[:, :1], own, stem[:, 1 + own.shape[1] :]], 1), *parts[1:]]
 
 
-def _last_block(arch: TextArch, weights: Tree, stems: list[Tensor], texts: Tensor, end: Tensor) -> Tensor:
+def _last_block(
+    arch: TextArch, weights: Tree, stems: list[Tensor], texts: Tensor, end: Tensor, there: Tensor | None
+) -> Tensor:
     """Return the end tokens [N, K, W] of texts [N, K, T, W] after the last block; they may have one stem in common.
 
     Features are read off there, so of all other tokens only keys and values are needed.
@@ -227,13 +247,15 @@ def _last_block(arch: TextArch, weights: Tree, stems: list[Tensor], texts: Tenso
     block, place = _Block(arch, weights, f"block{arch.depth - 1}"), end[None, :, None, None]
     plain, own = block.normed(texts), texts.take_along_dim(place, -2)
     (query,), (key, value) = block.mapped(plain.take_along_dim(place, -2), 0, 1), block.mapped(plain, 1, 3)
-    seen = torch.arange(texts.shape[-2], device=end.device) <= end[:, None]  # [K, T]
+    seen = (torch.arange(texts.shape[-2], device=end.device) <= end[:, None])[None]  # [N or 1, K, T]
     for stem in stems:
         earlier = block.mapped(block.normed(stem), 1, 3)
         key, value = (_joined(first, rest) for first, rest in zip(earlier, (key, value), strict=True))
-        seen = torch.cat([seen.new_ones(len(seen), stem.shape[-2]), seen], -1)
+        shown = seen.new_ones(1, stem.shape[-2]) if there is None else there
+        both = shown[:, None].expand(-1, seen.shape[1], -1), seen.expand(len(shown), -1, -1)
+        seen = torch.cat(both, -1)
     scores = query @ key.mT / math.sqrt(query.shape[-1])  # one query a text: written out, there is nothing to fuse
-    mixed = scores.masked_fill(~seen[:, None, None], -math.inf).softmax(-1) @ value
+    mixed = scores.masked_fill(~seen[:, :, None, None], -math.inf).softmax(-1) @ value
     return block.finished(own, mixed).squeeze(-2)
 
 
@@ -283,11 +305,16 @@ class _Block:
         return z if aside is None else z + aside
 
 
-def _look_back(query: Tensor, key: Tensor, value: Tensor, stem_key: Tensor, stem_value: Tensor) -> Tensor:
+def _look_back(
+    query: Tensor, key: Tensor, value: Tensor, stem_key: Tensor, stem_value: Tensor, there: Tensor | None
+) -> Tensor:
     """Return what tokens of branches [N, K, heads, M, d] gather from their stem [N, heads, T, d] and before."""
     keys, values = _joined(stem_key, key).flatten(0, 1), _joined(stem_value, value).flatten(0, 1)
     tokens, seen = query.shape[-2], keys.shape[-2]
     mask = torch.ones(tokens, seen, dtype=torch.bool, device=query.device).tril(seen - tokens)
+    if there is not None:  # of the stem, only that: [N · K, 1, M, T + M]
+        shown = torch.cat([there, there.new_ones(len(there), tokens)], -1)
+        mask = (mask & shown[:, None]).repeat_interleave(query.shape[1], 0).unsqueeze(1)
     return F.scaled_dot_product_attention(query.flatten(0, 1), keys, values, attn_mask=mask).view(query.shape)
 
 

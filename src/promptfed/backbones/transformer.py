@@ -3,7 +3,7 @@
 The tokens stand in the order [class token, prompts, patches], and prompts carry no position.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -149,6 +149,30 @@ def features(
     z = torch.cat([z[..., :1, :], z[..., 1 + count : 1 + count + rows, :]], -2) if patches else z[..., 0, :]
     z = ops.layer_norm(z, weights["norm.weight"], weights["norm.bias"], arch.eps)
     return _map(z, weights["projection.weight"]) if arch.projection and project else z
+
+
+def grown(
+    arch: Arch, weights: Tree, x: Tensor, tokens: Mapping[int, Tensor], *, nearest: int = 0, upto: int = 0
+) -> Tensor:
+    """Return features of images x [..., B, 3, H, W] through a sequence that grows: [..., B, D].
+
+    Before block `number` its tokens [..., K, width], or per sample [..., B, K, width], enter right behind the class
+    token, and stay. What is read off is the mean of the class token and the `nearest` tokens behind it, after the last
+    block or after `upto` blocks, norm and projection (if any).
+    """
+    late = [number for number in tokens if not 0 <= number < arch.depth]
+    if late or not 0 <= upto <= arch.depth:
+        raise PromptFedError(f"The backbone has {arch.depth} blocks, and there is none {max([*late, upto])}.")
+    z = embed(arch, weights, x, None)
+    if arch.pre_norm:
+        z = ops.layer_norm(z, weights["prenorm.weight"], weights["prenorm.bias"], arch.eps)
+    flash = z.is_cuda and z.dtype == torch.bfloat16
+    for number in range(upto or arch.depth):
+        if number in tokens:
+            z = torch.cat([z[..., :1, :], _placed(tokens[number], z), z[..., 1:, :]], -2)
+        z = _block(arch, _own(weights, number), z, alone=False, flash=flash)
+    z = ops.layer_norm(z[..., : 1 + nearest, :], weights["norm.weight"], weights["norm.bias"], arch.eps).mean(-2)
+    return _map(z, weights["projection.weight"]) if arch.projection else z
 
 
 def quantised(arch: Arch, weights: Tree) -> tuple[float8.QuantisedBlock, ...]:

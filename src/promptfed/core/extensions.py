@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from torch import Tensor
 
 from promptfed.core.method import Method, Task
-from promptfed.core.protocols import Rng, Sorter
+from promptfed.core.protocols import Batch, Rng, Sorter
 from promptfed.core.tree import Tree
 
 
@@ -67,6 +67,28 @@ class SortsDomains(Protocol):
 
 
 @runtime_checkable
+class HasConstants(Protocol):
+    """A method that knows something of every image before it learns, such as what a frozen network says of it."""
+
+    def constants(self, task: Task, batch: Batch) -> Tree:
+        """Return constants [B, ...] of a batch's images, computed once and then in every batch as `constant.NAME`.
+
+        `task` has the whole backbone, and the batch `x`, the pixels [B, 3, H, W], and `key` [B], a number made of each
+        image's bytes and the run's seed: draws by it (`keys.uniform`) are the same wherever the image is met.
+        """
+        ...
+
+
+@runtime_checkable
+class SpendsPrivacy(Protocol):
+    """A method that hides single examples by clipped and noisy steps, as `local.sgd` with `clip_each` and `noise`."""
+
+    def spends(self) -> tuple[float, float, int]:
+        """Return the noise in units of the clip (0: there is none), δ, and how often a round uses every example."""
+        ...
+
+
+@runtime_checkable
 class LearnsWord(Protocol):
     """A method that learns a word of a text-to-image model: `word` [v, W] on the server or on each client."""
 
@@ -113,6 +135,12 @@ def exhibits(method: Method, task: Task, server: Tree, clients: Tensor, personal
 def pictures(method: Method, task: Task, personal: Tree) -> Tree:
     """Return pictures of one client's personal tree, if there are any."""
     return method.pictures(task, personal) if isinstance(method, Pictures) else {}
+
+
+def constants(method: Method, task: Task, batch: Batch) -> Tree:
+    """Return the constants of a batch's images under the names they have in other batches; most methods have none."""
+    made = method.constants(task, batch) if isinstance(method, HasConstants) else {}
+    return {f"constant.{name}": value for name, value in made.items()}
 
 
 def sorter(method: Method, task: Task, server: Tree) -> Sorter | None:

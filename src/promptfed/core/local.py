@@ -6,16 +6,20 @@ parameters, optimiser state and carry stay as they are. Where a batch has a `rat
 it: it is the round's, so a recorded step reads it from its batch.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Required, TypedDict
 
 import torch
 from torch import Tensor
 
 from promptfed.core import tree
+from promptfed.core.gradients import NOISE, like, of_examples
+from promptfed.core.gradients import clipped as clipped
+from promptfed.core.gradients import scaled as scaled
 from promptfed.core.method import Task
-from promptfed.core.protocols import Batch, Batches, Data
+from promptfed.core.protocols import Batch, Batches, Data, Draw
 from promptfed.core.tree import Tree
 
 Objective = Callable[[Task, Tree, Tree, Batch], Tensor | tuple[Tensor, Tree]]
@@ -29,6 +33,8 @@ class Rates(TypedDict, total=False):
     momentum: Rate
     weight_decay: float
     clip: float
+    clip_each: float
+    noise: float
 
 
 class AdamRates(TypedDict, total=False):
@@ -52,6 +58,8 @@ def sgd(
     momentum: Rate = 0.0,
     weight_decay: float = 0.0,
     clip: float = 0.0,
+    clip_each: float = 0.0,
+    noise: float = 0.0,
     hold: Tree = _NO_TREE,
     carry: Iterable[str] = (),
 ) -> Tree:
@@ -59,9 +67,10 @@ def sgd(
 
     The objective sees `hold | carry | params`. Momentum starts from `hold["velocity.<name>"]` if it is there, so it
     lives across rounds exactly when a method keeps it. `lr` and `momentum` are numbers, or one per parameter name.
-    With `clip`, no client's gradient is longer than that.
+    With `clip`, no client's gradient is longer than that; with `clip_each` no example's is, all parameters together,
+    and `noise` times that in normal numbers, `noise.NAME` of the batch, is added to the sum over a batch (DP-SGD).
     """
-    rule = _Sgd(_per_name(lr, params), _per_name(momentum, params), weight_decay, clip)
+    rule = _Sgd(_per_name(lr, params), _per_name(momentum, params), weight_decay, clip, clip_each, noise)
     return _descend(rule, objective, task, start, params, batches, hold, carry)
 
 
@@ -82,6 +91,11 @@ def adam(
     """Minimise as `sgd` does, by Adam with decoupled weight decay; its state is not returned."""
     rule = _Adam(_per_name(lr, params), betas, eps, weight_decay)
     return _descend(rule, objective, task, start, params, batches, hold, carry)
+
+
+def noise_for(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Draw]:
+    """Return the draws that `noise` needs for parameters of these shapes, for a method's `draws`."""
+    return {f"{NOISE}{name}": Draw(shape, "normal", "batch") for name, shape in shapes.items()}
 
 
 def paced(data: Data, factor: float) -> Data:
@@ -108,6 +122,8 @@ class _Sgd:
     momentum: tuple[float, ...]
     weight_decay: float
     clip: float = 0.0
+    clip_each: float = 0.0  # of an example's gradient
+    noise: float = 0.0  # in units of it
     returns = True
 
     def state(self, params: Tree, hold: Tree) -> Tree:
@@ -131,11 +147,11 @@ class _Sgd:
         if m:
             velocity = [state[f"velocity.{name}"] for name in params]
             for v, new in zip(velocity, torch._foreach_add(torch._foreach_mul(velocity, m), grads), strict=True):
-                _assign(v, new, None if active is None else _like(active, v))
+                _assign(v, new, None if active is None else like(active, v))
             grads = velocity
         if active is not None and (m or self.weight_decay):
             # a client that is not active has a zero gradient, but momentum and decay would still move it
-            grads = [g * _like(active, g) for g in grads]
+            grads = [g * like(active, g) for g in grads]
         return grads
 
 
@@ -148,6 +164,8 @@ class _Adam:
     eps: float
     weight_decay: float
     clip: float = 0.0
+    clip_each: float = 0.0
+    noise: float = 0.0
     returns = False
 
     def state(self, params: Tree, hold: Tree) -> Tree:
@@ -161,29 +179,13 @@ class _Adam:
         state["count"] += 1
         one, two = (1 - beta ** state["count"] for beta in self.betas)
         for (name, p), g, lr in zip(params.items(), grads, self.lr, strict=True):
-            on = None if active is None else _like(active, p)
+            on = None if active is None else like(active, p)
             first, second = state[f"first.{name}"], state[f"second.{name}"]
             _assign(first, torch.lerp(g, first, self.betas[0]), on)
             _assign(second, torch.lerp(g * g, second, self.betas[1]), on)
             move = first / one / ((second / two).sqrt() + self.eps) + self.weight_decay * p
             (move,) = (move,) if rate is None else scaled([move], rate)
             p.sub_(move if on is None else move * on, alpha=lr)
-
-
-def clipped(grads: Sequence[Tensor], longest: float, lead: int) -> list[Tensor]:
-    """Shorten every client's gradient, all parameters together, to `longest`; the client dimension leads if `lead`."""
-    squares = torch.stack([g.square().flatten(lead).sum(-1) if g.dim() > lead else g.square() for g in grads]).sum(0)
-    share = (longest / (squares.sqrt() + 1e-6)).clamp(max=1)
-    return [g * _like(share, g) for g in grads]
-
-
-def scaled(values: Sequence[Tensor], by: Tensor) -> list[Tensor]:
-    """Multiply every client's tensors by its own number, `by` [] or [C]."""
-    return [value * _like(by, value).to(value.dtype) for value in values]
-
-
-def _like(active: Tensor, p: Tensor) -> Tensor:
-    return active.reshape((*active.shape, *(1,) * (p.dim() - active.dim())))
 
 
 def _assign(target: Tensor, value: Tensor, on: Tensor | None) -> None:
@@ -203,23 +205,33 @@ class _Step:
     params: Tree
     state: Tree
     carry: Tree
+    once: frozenset[str] = frozenset()  # what a batch has once, not for each example
 
     def __call__(self, batch: Batch) -> None:
-        names = list(self.params)
-        leaves = [self.params[name].requires_grad_() for name in names]
+        active = batch["active"] if self.ragged else None
+        if self.rule.clip_each:
+            held, noisy = self.hold | self.carry, (self.rule.clip_each, self.rule.noise)
+            alone = partial(self.objective, self.task)
+            carry: Tree = {}
+            grads = of_examples(alone, self.start, held, self.params, batch, self.once, *noisy)
+        else:
+            grads, carry = self._whole(batch, active)
+        with torch.no_grad():
+            self.rule.step(self.params, grads, self.state, active, batch.get("rate"))
+            for name, new in carry.items():
+                _assign(self.carry[name], new, None if active is None else like(active, new))
+
+    def _whole(self, batch: Batch, active: Tensor | None) -> tuple[list[Tensor], Tree]:
+        """Return every client's gradient, and what it hands on."""
+        leaves = [value.requires_grad_() for value in self.params.values()]
         out = self.objective(self.task, self.start, self.hold | self.carry | self.params, batch)
         value, carry = out if isinstance(out, tuple) else (out, {})
-        active = batch["active"] if self.ragged else None
         total = value.sum() if active is None else (value * active).sum()
         grads = list(torch.autograd.grad(total, leaves, materialize_grads=True))
         with torch.no_grad():
             for leaf in leaves:
                 leaf.requires_grad_(False)
-            if self.rule.clip:
-                grads = clipped(grads, self.rule.clip, value.dim())
-            self.rule.step(self.params, grads, self.state, active, batch.get("rate"))
-            for name, new in carry.items():
-                _assign(self.carry[name], new, None if active is None else _like(active, new))
+            return clipped(grads, self.rule.clip, value.dim()) if self.rule.clip else grads, carry
 
 
 def _descend(
@@ -235,7 +247,8 @@ def _descend(
     carried = tree.map(torch.clone, tree.pick(hold, carry))
     fresh = tree.map(lambda value: value.detach().clone(memory_format=torch.contiguous_format), params)
     state = tree.map(torch.clone, rule.state(fresh, hold))
-    step = _Step(rule, objective, task, batches.ragged, start, tree.drop(hold, params), fresh, state, carried)
+    once = batches.once if rule.clip_each else frozenset[str]()
+    step = _Step(rule, objective, task, batches.ragged, start, tree.drop(hold, params), fresh, state, carried, once)
     on_gpu = bool(fresh) and next(iter(fresh.values())).is_cuda
     if on_gpu and batches.steps > 1:
         _replay(step, batches)
@@ -263,7 +276,9 @@ def _replay(step: _Step, batches: Batches) -> None:
             step.params, step.state, step.carry = _replay_rows(step, batches, batches.tensors, begin, end)
             continue
         index = torch.tensor(rows, device=next(iter(step.params.values())).device)
-        fewer = _Step(step.rule, step.objective, step.task, step.ragged, *(_take(part, index) for part in _trees(step)))
+        parts = (_take(part, index) for part in _trees(step))
+        fewer = _Step(step.rule, step.objective, step.task, step.ragged, *parts)
+        fewer.once = step.once
         tensors = {
             name: value[:, index] if name.startswith("plan.") else value[index]
             for name, value in batches.tensors.items()
@@ -337,6 +352,7 @@ def _capture(step: _Step, batches: Batches, tensors: Tree) -> _Captured:
         return room
 
     static = _Step(step.rule, step.objective, step.task, step.ragged, *map(own, _trees(step)))
+    static.once = step.once
     tensors = {name: roomy(name, value) for name, value in tensors.items()}
     counter = torch.zeros((), dtype=torch.long, device=next(iter(static.params.values())).device)
 

@@ -122,13 +122,20 @@ class DualEncoder(Backbone, Protocol):
         ...
 
     def text(
-        self, context: Tensor | str, *, per_class: bool, deep: Sequence[Tensor] = (), weights: Tree = _NOTHING
+        self,
+        context: Tensor | str,
+        *,
+        per_class: bool,
+        deep: Sequence[Tensor] = (),
+        weights: Tree = _NOTHING,
+        length: Tensor | None = None,
     ) -> Tensor:
         """Return the unit features [..., classes, D] of "{context} {class}.".
 
         The context is [..., s, W], or with `per_class` [..., classes, s, W]; it takes the place of word embeddings. A
         text stands for its own words. Contexts of `deep` are like it and take its place in the blocks after the first.
-        Of `weights`, companions of the text tower's matrices are used, called text.*: see `AdaptableBackbone`.
+        Of `weights`, companions of the text tower's matrices are used, called text.*: see `AdaptableBackbone`. Of a
+        context the first `length` [...] tokens count, all without it, and the names follow right behind them.
         """
         ...
 
@@ -152,6 +159,17 @@ class DenseBackbone(Backbone, Protocol):
         """Return the class token and all patches [..., B, 1 + M, D], as `features` has the class token alone.
 
         Without `project` they are as before the map into the space of texts, if there is one.
+        """
+        ...
+
+    def grown(
+        self, weights: Tree, x: Tensor, *, tokens: Mapping[int, Tensor], nearest: int = 0, upto: int = 0
+    ) -> Tensor:
+        """Return features [..., B, D] of a sequence that grows by tokens.
+
+        Before block `number` its tokens [..., K, width], or per sample [..., B, K, width], enter right behind the class
+        token, and stay. What is read off is the mean of the class token and the `nearest` tokens behind it, after the
+        last block or after `upto` blocks.
         """
         ...
 
@@ -251,6 +269,11 @@ class Batches(Protocol):
     @property
     def key(self) -> Hashable:
         """Return all else a batch depends on."""
+        ...
+
+    @property
+    def once(self) -> frozenset[str]:
+        """Return the names of what a batch has once, not for each of its examples."""
         ...
 
     def at(self, tensors: Tree, step: Tensor) -> Batch:

@@ -182,6 +182,12 @@ class PlannedBatches:
     data: ClientData
     draws: Mapping[str, Draw]
 
+    @property
+    def once(self) -> frozenset[str]:
+        """Return the names of what a batch has once, not for each of its examples."""
+        drawn = (name for name, draw in self.draws.items() if draw.per == "batch")
+        return frozenset({"active", "rate", *self.data.facts, *drawn})
+
     def at(self, tensors: Tree, step: Tensor) -> Batch:
         """Return batch number `step`, computed from `tensors` alone."""
         plan = {name[5:]: tensors[name].index_select(0, step.view(1)).squeeze(0) for name in _PLAN}

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from promptfed.core import keys, progress
 from promptfed.core.files import private
-from promptfed.core.protocols import Backbone, DenseBackbone
+from promptfed.core.protocols import Backbone, Batch, DenseBackbone
+from promptfed.core.tree import Tree
 from promptfed.data.augment import augmented
 from promptfed.data.batches import Pool
 from promptfed.data.dataset import Dataset
@@ -44,6 +45,24 @@ def views_of(dataset: Dataset, backbone: Backbone, device: torch.device, count: 
         draw = torch.Generator(device).manual_seed(keys.key("view", number))
         views.append(_cached(dataset, content, backbone, device, f"view {number}", partial(augmented, draw=draw)))
     return torch.stack(views, 1)
+
+
+def constants_of(dataset: Dataset, device: torch.device, seed: int, compute: Callable[[Batch], Tree]) -> Tree:
+    """Return what a method computes of every image, once [N, ...]: of its pixels, and a number made of its bytes."""
+    pool, parts = Pool(dataset, torch.device("cpu")), []
+    with torch.no_grad(), progress.bar("constants", len(dataset)) as advance:
+        for index in torch.arange(len(dataset)).split(BATCH):
+            batch = {"x": pool.images(index).to(device), "key": image_keys(pool.x[index], seed).to(device)}
+            parts.append(compute(batch))
+            advance(len(index), "")
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def image_keys(images: Tensor, seed: int) -> Tensor:
+    """Return a number for each image [B, H, W, 3] of bytes, the same wherever it is met."""
+    flat = images.flatten(1).long()
+    factors = keys.bits(torch.tensor(keys.key(seed, "image"), device=images.device), (flat.shape[1],))
+    return (flat * factors).sum(1)  # wraps around, as a hash may
 
 
 def _cached(

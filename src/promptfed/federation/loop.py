@@ -21,6 +21,7 @@ from promptfed.data.batches import Shards
 from promptfed.federation.answers import Answers
 from promptfed.federation.beyond import Beyond
 from promptfed.federation.evaluate import Score, local_score, score
+from promptfed.federation.examples_privacy import spent_on_examples
 from promptfed.federation.finite import FiniteCheck
 from promptfed.federation.fleet import Fitted, Fleet, score_deployed
 from promptfed.federation.guards import Guards
@@ -187,13 +188,17 @@ class Loop:
             scores["deployed"] = self._deployed_score(server)
         self._check_finite(server, t, scores["loss"])
         privacy = self.guards.privacy((line["clients"] for line in self.record.rounds[:t]), clients.tolist())
+        taken = [line["clients"] for line in self.record.rounds[:t]]
+        examples = spent_on_examples(self.method, [*taken, clients.tolist()], clients.tolist())
         return server, {
             "round": t + 1,
             "clients": clients.tolist(),
             **scores,
             "measures": {name: float(value.mean()) for name, value in fitted.measures.items()}
-            | ({"epsilon": max(privacy["epsilon"])} if privacy else {}),
+            | ({"epsilon": max(privacy["epsilon"])} if privacy else {})
+            | ({"epsilon of an example": max(examples["epsilon"])} if examples else {}),
             **({"privacy": privacy} if privacy else {}),
+            **({"examples": examples} if examples else {}),
             "traffic": self._traffic(down, fitted.up, clients),
             "images": fitted.images,
             "seconds": round(time.monotonic() - began, 4),

@@ -1,6 +1,7 @@
 """From a recipe to everything it names: the method, the images, the clients, and the round loop, ready to run."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from promptfed.backbones import BACKBONES
 from promptfed.backbones.cached import behind
 from promptfed.backbones.digest import digest_weights
-from promptfed.core import options
+from promptfed.core import extensions, options
 from promptfed.core.errors import PromptFedError
 from promptfed.core.method import Method, Task, dense
 from promptfed.core.tree import Tree
@@ -20,7 +21,7 @@ from promptfed.data.batches import Pool, Shards
 from promptfed.data.dataset import Dataset
 from promptfed.data.digest import digest_images
 from promptfed.data.domain_partitioners import domain_last
-from promptfed.data.features import features_of, patches_of, views_of
+from promptfed.data.features import constants_of, features_of, patches_of, views_of
 from promptfed.data.partition import POOLED, Partition, make_partition
 from promptfed.data.selection import of_other_classes
 from promptfed.data.split import evaluated_on, validated
@@ -229,20 +230,20 @@ def affordable(recipe: Recipe, guarded: Guards, groups: tuple[int, ...] = ()) ->
 
 
 def _pool(plan: Plan) -> Pool:
-    """Return the images, or their features if the method reads those of a frozen backbone."""
-    if plan.method.traits.reads == "pixels":
-        return Pool(plan.dataset, plan.device)
-    backbone = plan.task.backbone
+    """Return the images, or their features if the method reads those of a frozen backbone, and what belongs to them."""
+    data, device, traits, backbone = plan.dataset, plan.device, plan.method.traits, plan.task.backbone
+    extras: Tree = {}
+    if isinstance(plan.method, extensions.HasConstants):
+        compute = partial(extensions.constants, plan.method, plan.task)
+        extras = constants_of(data, device, plan.recipe.seed, compute)
+    if traits.reads == "pixels":
+        return Pool(data, device, extras=extras)
     if not backbone.fingerprint:
-        name = plan.recipe.method["name"]
-        wanted = plan.method.backbone
+        name, wanted = plan.recipe.method["name"], plan.method.backbone
         raise PromptFedError(f"Method {name} reads the features of a pretrained backbone; set backbone.name={wanted}.")
-    if plan.method.traits.reads == "patches":
-        return Pool(plan.dataset, plan.device, patches_of(plan.dataset, dense(plan.task), plan.device))
-    features = features_of(plan.dataset, backbone, plan.device)
-    views = (
-        {"views": views_of(plan.dataset, backbone, plan.device, plan.method.traits.views)}
-        if plan.method.traits.views
-        else {}
-    )
-    return Pool(plan.dataset, plan.device, features, views)
+    if traits.reads == "patches":
+        return Pool(data, device, patches_of(data, dense(plan.task), device), extras)
+    features = features_of(data, backbone, device)
+    if traits.views:
+        extras["views"] = views_of(data, backbone, device, traits.views)
+    return Pool(data, device, features, extras)

@@ -1,5 +1,6 @@
 """The head of summary.json: what was run, and what it cost in privacy."""
 
+from promptfed.federation.examples_privacy import spent_on_examples
 from promptfed.federation.loop import Loop
 from promptfed.results.folder.record import Line
 from promptfed.runs.recipe import Recipe
@@ -23,11 +24,13 @@ def summary_head(recipe: Recipe, partition_hash: str, device: str, source: str |
 
 def privacy_spent(loop: Loop, asked: int, who: str = "client") -> Line:
     """Return what every client has spent, and why the run ended if its budget did not allow all rounds asked for."""
-    accountant = loop.guards.accountant
+    accountant, rounds, everyone = loop.guards.accountant, loop.record.rounds, loop.everyone.tolist()
+    examples = spent_on_examples(loop.method, [line["clients"] for line in rounds], everyone)
+    told: Line = {"examples": examples} if examples else {}
     if accountant is None:
-        return {}
-    epsilon = accountant.spent([line["clients"] for line in loop.record.rounds], loop.everyone.tolist())
-    spent: Line = {"privacy": {"epsilon": epsilon, "delta": accountant.delta}}
+        return told
+    epsilon = accountant.spent([line["clients"] for line in rounds], everyone)
+    spent: Line = told | {"privacy": {"epsilon": epsilon, "delta": accountant.delta}}
     if loop.settings.rounds == asked:
         return spent
     return spent | {

@@ -31,6 +31,7 @@ from promptfed.analysis.bundle.contents import (
 from promptfed.analysis.predict import Model, client_model, find_folder, frozen_fingerprint, open_classifier, site_model
 from promptfed.core import tree
 from promptfed.core.errors import PromptFedError
+from promptfed.core.extensions import HasConstants
 from promptfed.core.method import Method, Task
 from promptfed.core.progress import bar
 from promptfed.core.protocols import Batch
@@ -39,6 +40,7 @@ from promptfed.core.version import __version__
 from promptfed.results.folder import names
 from promptfed.results.folder.parts import read_json, read_summary
 from promptfed.results.metrics import METRICS
+from promptfed.runs import config
 from promptfed.runs.config import Recipe
 from promptfed.runs.planning import make_task
 from promptfed.runs.site_model import read_model
@@ -65,6 +67,11 @@ def make_bundle(source: Path, out: Path, device: str = "auto", only: int | None 
     if out.exists():
         raise PromptFedError(f"{out} exists already; give another --out, or delete it.")
     found = _find(source, device, only)
+    if isinstance(method := config.build_method(found.recipe), HasConstants):
+        raise PromptFedError(
+            f"{method.name} computes constants of every image before it answers, which no bundle can; use "
+            "`promptfed predict` with the run's own folder."
+        )
     part = out.with_name(f".{out.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
