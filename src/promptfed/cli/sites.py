@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from promptfed.cli.arguments import Overrides
+from promptfed.cli.site_health import doctor, health
 from promptfed.cli.terminal import say
 from promptfed.core.errors import PromptFedError
 from promptfed.results.folder import names
@@ -21,6 +22,8 @@ app = typer.Typer(help="Real sites: make kits, start the coordinator, join as a 
 
 Home = Annotated[Path, typer.Option("--federation", help="The folder that `sites init` made.", metavar="DIR")]
 HERE = Path("federation")
+app.command()(doctor)
+app.command()(health)
 
 
 @app.command()
@@ -100,6 +103,7 @@ def join(
         log=state / "site.log",
         pid_file=state / "site.pid",
         environment=flare.parent_environment(**given),
+        more_logs=(state / "worker.log",),
     )
 
     def begin() -> None:

@@ -66,6 +66,7 @@ def build_site_workspace(kit: Kit, folder: Path) -> None:
     gpus = {"num_of_gpus": 0, "mem_per_gpu_in_GiB": 0, "expiration_period": 300}
     components = [
         {"id": "limits", "path": "promptfed.sites.flare_limits.SiteLimits", "args": {}},
+        {"id": "heartbeat", "path": "promptfed.sites.flare_heartbeat.Heartbeat", "args": {}},
         _component("resource_manager", "resource_managers.gpu_resource_manager.GPUResourceManager", **gpus),
         _component("resource_consumer", "resource_consumers.gpu_resource_consumer.GPUResourceConsumer"),
         _component("process_launcher", "job_launcher.client_process_launcher.ClientProcessJobLauncher"),

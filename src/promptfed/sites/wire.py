@@ -11,6 +11,8 @@ from safetensors.torch import load, save
 
 from promptfed.core.errors import PromptFedError
 from promptfed.core.tree import Tree, settled
+from promptfed.core.version import __version__
+from promptfed.sites.versions import PACKED_BY, VERSION
 
 FORMAT = 1
 TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool)
@@ -38,7 +40,7 @@ class Message:
 def pack(message: Message) -> bytes:
     """Return the message as bytes; the order of names, which sums depend on, is kept."""
     plain = {name: _plain(value) for name, value in message.tree.items()}
-    head = json.dumps({"format": FORMAT, "order": list(plain), **message.head})
+    head = json.dumps({"format": FORMAT, PACKED_BY: __version__, "order": list(plain), **message.head})
     return save(plain, metadata={"head": head})
 
 
@@ -57,7 +59,11 @@ def unpack(data: bytes, limit: int) -> Message:
         head = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["head"])
         tree = load(data)
         if head["format"] != FORMAT:
-            raise Refused(f"it has format {head['format']}, this version reads {FORMAT}")
+            maker = _printable_version(head.get(PACKED_BY))
+            raise Refused(
+                f"it has message format {head['format']} of PromptFed {maker}, and this is {__version__}, which reads "
+                f"format {FORMAT}; install the same version on both sides"
+            )
         order = head.pop("order")
         if sorted(order) != sorted(tree):
             raise Refused("its names differ from those it announces")
@@ -66,6 +72,10 @@ def unpack(data: bytes, limit: int) -> Message:
         return Message(head, settled({name: tree[name] for name in order}))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         raise Refused("it is not a PromptFed message") from error
+
+
+def _printable_version(version: object) -> str:
+    return version if isinstance(version, str) and VERSION.fullmatch(version) else "of another version"
 
 
 def shapes(tree: Tree) -> Shapes:
