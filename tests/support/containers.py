@@ -1,4 +1,4 @@
-"""Images built by buildah and run without Docker: in a file tree that is read-only, as the image's own user, alone in /proc."""
+"""Images built by buildah and run without Docker: read-only, as the image's own user, with processes of their own."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TOOLS = ("buildah", "debootstrap", "unshare", "setpriv")
 MIRROR = "http://deb.debian.org/debian"
-# The arguments: the tree, and pairs of a folder outside and inside; then "--", the user, the folder to work in, and a command.
+# Arguments: the tree; volumes as three words (outside, inside, mode); "--", the user, the folder to work in, a command.
 ENTER = r"""
 set -eu
 tree=$1; shift
@@ -133,16 +133,26 @@ class Builder:
         (tree / "usr/bin/python").symlink_to("python3")
         for mark in tree.glob("usr/lib/python3*/EXTERNALLY-MANAGED"):
             mark.unlink()
-        (self.folder / "Base").write_text('FROM scratch\nCOPY base /\nENV PATH=/usr/local/bin:/usr/bin:/bin\n')
-        self.buildah("build", "--isolation", "chroot", "-f", f"{self.folder}/Base", "-t", "python:base", str(self.folder))
+        (self.folder / "Base").write_text("FROM scratch\nCOPY base /\nENV PATH=/usr/local/bin:/usr/bin:/bin\n")
+        self.buildah(
+            "build", "--isolation", "chroot", "-f", f"{self.folder}/Base", "-t", "python:base", str(self.folder)
+        )
 
     def build(self, dockerfile: str, name: str) -> Image:
-        """Build an image of this repository. How pip reaches packages here is lent to the build, and stays out of it."""
+        """Build an image of this repository; how pip reaches packages on this machine is lent to the build alone."""
         (self.folder / "pip.conf").write_text(_pip_settings())
         lent = ["-v", f"{self.folder}/pip.conf:/etc/pip.conf:ro", "-v", "/etc/ssl/certs:/etc/ssl/certs:ro"]
         if links := _pip("global.find-links"):
             lent += ["-v", f"{links}:{links}:ro", "--build-arg", "TORCH_INDEX=https://pypi.org/simple"]
-        how = ["--isolation", "chroot", "--format", "docker", "--pull-never", "--build-arg", "BASE=localhost/python:base"]
+        how = [
+            "--isolation",
+            "chroot",
+            "--format",
+            "docker",
+            "--pull-never",
+            "--build-arg",
+            "BASE=localhost/python:base",
+        ]
         self.buildah("build", *how, *lent, "-f", dockerfile, "-t", name, ".")
         container = self.buildah("from", "--pull-never", f"localhost/{name}").strip()
         tree = Path(self.buildah("mount", container).strip())

@@ -22,8 +22,6 @@ app = typer.Typer(help="Real sites: make kits, start the coordinator, join as a 
 
 Home = Annotated[Path, typer.Option("--federation", help="The folder that `sites init` made.", metavar="DIR")]
 HERE = Path("federation")
-app.command()(doctor)
-app.command()(health)
 
 
 @app.command()
@@ -280,3 +278,7 @@ def _folder(home: Path) -> Path:
     if not (home / "fed.toml").is_file():
         raise PromptFedError(f"{home} is not a federation; make one with: promptfed sites init fed.toml --out {home}")
     return home
+
+
+app.command()(doctor)
+app.command()(health)

@@ -98,7 +98,7 @@ def reach(host: str, port: int, seconds: float = SECONDS) -> socket.socket:
 def _through(proxy: str, variable: str, host: str, port: int, seconds: float) -> socket.socket:
     """Return a tunnel that an HTTP proxy opens with CONNECT."""
     place = _read_proxy(proxy, variable)
-    name = f"the proxy {place.hostname}:{place.port} of {variable}"
+    name = f"The proxy {place.hostname}:{place.port} of {variable}"
     lines = [f"CONNECT {host}:{port} HTTP/1.1", f"Host: {host}:{port}"]
     if place.username is not None:
         secret = f"{unquote(place.username)}:{unquote(place.password or '')}"
@@ -106,7 +106,7 @@ def _through(proxy: str, variable: str, host: str, port: int, seconds: float) ->
     try:
         tunnel = socket.create_connection((str(place.hostname), place.port or 0), seconds)
     except OSError as error:
-        raise DialError(f"{name.capitalize()} cannot be reached: {error.strerror or error}.") from error
+        raise DialError(f"{name} cannot be reached: {error.strerror or error}.") from error
     try:
         tunnel.sendall("\r\n".join([*lines, "", ""]).encode())
         answer = b""
@@ -114,12 +114,12 @@ def _through(proxy: str, variable: str, host: str, port: int, seconds: float) ->
             answer += found
     except OSError as error:
         tunnel.close()
-        raise DialError(f"{name.capitalize()} did not answer CONNECT within {seconds:g} seconds.") from error
+        raise DialError(f"{name} did not answer CONNECT within {seconds:g} seconds.") from error
     status = answer.split(b"\r\n")[0].decode("ascii", "replace")
     if not re.fullmatch(r"HTTP/1\.[01] 2\d\d\b.*", status):
         tunnel.close()
         shown = "".join(letter for letter in status[:100] if letter.isprintable()) or "nothing"
-        raise DialError(f"{name.capitalize()} refused a tunnel to {host}:{port}: {shown}; ask its owner to allow it.")
+        raise DialError(f"{name} refused a tunnel to {host}:{port}: {shown}; ask its owner to allow it.")
     return tunnel
 
 

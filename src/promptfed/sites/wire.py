@@ -59,11 +59,7 @@ def unpack(data: bytes, limit: int) -> Message:
         head = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["head"])
         tree = load(data)
         if head["format"] != FORMAT:
-            maker = _printable_version(head.get(PACKED_BY))
-            raise Refused(
-                f"it has message format {head['format']} of PromptFed {maker}, and this is {__version__}, which reads "
-                f"format {FORMAT}; install the same version on both sides"
-            )
+            raise Refused(_foreign_format(head))
         order = head.pop("order")
         if sorted(order) != sorted(tree):
             raise Refused("its names differ from those it announces")
@@ -74,8 +70,12 @@ def unpack(data: bytes, limit: int) -> Message:
         raise Refused("it is not a PromptFed message") from error
 
 
-def _printable_version(version: object) -> str:
-    return version if isinstance(version, str) and VERSION.fullmatch(version) else "of another version"
+def _foreign_format(head: Header) -> str:
+    """Return why a message in another format is refused."""
+    number, maker = head["format"], head.get(PACKED_BY)
+    known = isinstance(number, int) and isinstance(maker, str) and VERSION.fullmatch(maker)
+    which = f"message format {number} of PromptFed {maker}" if known else "another message format"
+    return f"it has {which}, and this is {__version__} with format {FORMAT}; install the same version on both sides"
 
 
 def shapes(tree: Tree) -> Shapes:
