@@ -9,13 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.serialization import Encoding
 
 from promptfed.sites.dialling import PROXIES, Credentials, DialError, dial, find_proxy, reach
 from promptfed.sites.kits import AUTHORITY, CERTIFICATE, KEY
-from support.certificates import certificate, named, private_key, write_certificates
+from support.certificates import write_certificates
 from support.connect_proxy import connect_proxy
 
 
@@ -30,33 +27,13 @@ def credentials(folder: Path, site: str = "north", authority: str = "authority")
     return Credentials(startup / AUTHORITY, startup / CERTIFICATE, startup / KEY)
 
 
-def server_certificate(folder: Path, host: str) -> Path:
-    """Write the certificate of a server by this name, with its key, and the authority whose sites it knows."""
-    found = x509.load_pem_x509_certificate(certificate("server"))
-    made = (
-        x509.CertificateBuilder(
-            found.issuer,
-            named(host),
-            private_key("server").public_key(),
-            x509.random_serial_number(),
-            found.not_valid_before_utc,
-            found.not_valid_after_utc,
-        )
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
-        .sign(private_key("authority"), hashes.SHA256())
-    )
-    own = credentials(folder, "server")
-    own.certificate.write_bytes(made.public_bytes(Encoding.PEM))
-    return folder / "engine" / "startup"
-
-
 @contextmanager
 def tls_server(folder: Path, host: str = "localhost") -> Iterator[int]:
     """Serve TLS to the authority's sites, and say something first, as HTTP/2 does."""
-    startup = server_certificate(folder, host)
+    own = credentials(folder, host)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(startup / CERTIFICATE, startup / KEY)
-    context.load_verify_locations(startup / AUTHORITY)
+    context.load_cert_chain(own.certificate, own.key)
+    context.load_verify_locations(own.authority)
     context.verify_mode = ssl.CERT_REQUIRED
 
     def serve() -> None:

@@ -8,11 +8,12 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TOOLS = ("buildah", "debootstrap", "unshare", "setpriv")
+TOOLS = ("buildah", "debootstrap", "unshare", "nsenter")
 MIRROR = "http://deb.debian.org/debian"
 # Arguments: the tree; volumes as three words (outside, inside, mode); "--", the user, the folder to work in, a command.
 ENTER = r"""
@@ -46,54 +47,44 @@ def require_builder() -> None:
         pytest.skip(f"building images needs root and {', '.join(missing or TOOLS)}")
 
 
+Volume = tuple[Path, str, str]  # outside, inside, "ro" or "rw"
+
+
 @dataclass(frozen=True)
 class Image:
     """A built image as a file tree, with what its Dockerfile says about running it."""
 
     tree: Path
-    config: Mapping[str, object]
-
-    def start(
-        self, words: Sequence[str], volumes: Sequence[tuple[Path, str, str]], log: Path, **environment: str
-    ) -> "subprocess.Popen[bytes]":
-        """Start the image's entry point with these words; of volumes (outside, inside, "ro" or "rw")."""
-        return self._enter([*self.entry, *words], volumes, log, environment)
-
-    @property
-    def entry(self) -> list[str]:
-        """Return the entry point."""
-        found = self.config["Entrypoint"]
-        assert isinstance(found, list)
-        return found
+    config: Mapping[str, Any]
 
     @property
     def user(self) -> str:
         """Return the number of the user it runs as."""
         return str(self.config["User"])
 
-    def _enter(
-        self, command: list[str], volumes: Sequence[tuple[Path, str, str]], log: Path, environment: Mapping[str, str]
-    ) -> "subprocess.Popen[bytes]":
-        own = dict(entry.partition("=")[::2] for entry in self._list("Env")) | {"HOME": "/home/promptfed"} | environment
+    @property
+    def environment(self) -> dict[str, str]:
+        """Return the variables that it sets."""
+        return dict(entry.partition("=")[::2] for entry in self.config["Env"]) | {"OMP_NUM_THREADS": "1"}
+
+    def start(self, words: Sequence[str], volumes: Sequence[Volume], log: Path) -> "subprocess.Popen[bytes]":
+        """Start the image's entry point with these words."""
+        return self.start_command([*self.config["Entrypoint"], *words], volumes, log)
+
+    def start_command(self, command: Sequence[str], volumes: Sequence[Volume], log: Path) -> "subprocess.Popen[bytes]":
+        """Start any command of the image."""
         places = [str(part) for volume in volumes for part in volume]
         given = [str(self.tree), *places, "--", self.user, str(self.config["WorkingDir"]), *command]
         space = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c", ENTER, "enter"]
         with log.open("ab") as out:
-            return subprocess.Popen([*space, *given], stdout=out, stderr=out, env=own | {"PATH": self._path(own)})
+            return subprocess.Popen([*space, *given], stdout=out, stderr=out, env=self.environment)
 
-    def run(self, command: list[str], volumes: Sequence[tuple[Path, str, str]], log: Path, **environment: str) -> int:
-        """Run another command of the image to its end; return its exit code."""
-        process = self._enter(command, volumes, log, environment)
-        return process.wait(300)
-
-    def _list(self, key: str) -> list[str]:
-        found = self.config.get(key) or []
-        assert isinstance(found, list)
-        return found
-
-    @staticmethod
-    def _path(own: Mapping[str, str]) -> str:
-        return f"{own['PATH']}:/usr/sbin:/sbin"
+    def execute(self, started: "subprocess.Popen[bytes]", *command: str) -> "subprocess.CompletedProcess[str]":
+        """Run a command inside one that was started, as `docker exec` does."""
+        place = ["--target", str(first_process(started)), "--mount", "--pid", "--root"]
+        who = ["--setuid", self.user, "--setgid", self.user]
+        whole = ["nsenter", *place, f"--wd={self.config['WorkingDir']}", *who, *command]
+        return subprocess.run(whole, env=self.environment, capture_output=True, text=True, timeout=280, check=False)
 
 
 def first_process(started: "subprocess.Popen[bytes]") -> int:
