@@ -67,7 +67,9 @@ def test_a_stranger_is_refused_and_a_strange_server_too(tmp_path: Path) -> None:
         with pytest.raises(DialError, match=r"shows a certificate that this federation's authority has not signed"):
             dial("localhost", port, foreign)
         with pytest.raises(DialError, match=r"startup has no certificate with its key"):
-            dial("localhost", port, Credentials(own.authority, own.certificate, foreign.key))
+            dial(
+                "localhost", port, Credentials(own.authority, own.certificate, credentials(tmp_path / "c", "south").key)
+            )
     with (
         tls_server(tmp_path / "other", "example.org") as port,
         pytest.raises(DialError, match=r"has not signed for localhost \(Hostname mismatch"),

@@ -1,72 +1,67 @@
 """A site behind a firewall, as its IT department sees it: one port through a proxy, a health check, and the doctor."""
 
-import json
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from promptfed.sites.health import HEARTBEAT, SILENT_SECONDS
+from promptfed.sites.doctor import examine
+from promptfed.sites.health import HEARTBEAT, SILENT_SECONDS, find_trouble, wait_for_health
 from promptfed.sites.settings import read_federation
 from support.connect_proxy import ConnectProxy, connect_proxy
-from support.loopback import Loopback, promptfed, until
+from support.loopback import Loopback, until
 
 PATIENCE = 240.0  # a dozen processes that import torch may share two busy cores with much else
 
 
-def health(folder: Path, *words: object, cwd: Path) -> tuple[int, str]:
-    """Return the exit code of a health check, and what it says."""
-    done = promptfed("sites", "health", folder, *words, cwd=cwd)
-    return done.returncode, (done.stdout + done.stderr).strip()
-
-
-def diagnosis(*words: object, cwd: Path) -> tuple[int, dict[str, tuple[str, str]]]:
-    """Return the exit code of the doctor, and its findings: verdict and sentence of every check."""
-    done = promptfed("sites", "doctor", *words, "--json", cwd=cwd)
-    found: Any = json.loads(done.stdout)
-    return done.returncode, {one["check"]: (one["verdict"], one["says"]) for one in found}
+def port_of(place: Path) -> tuple[str, str]:
+    """Return what the doctor finds at the port: verdict and sentence."""
+    (found,) = [finding for finding in examine(place) if finding.check == "port"]
+    return str(found.verdict), found.says
 
 
 @pytest.mark.timeout(900)
-def test_a_site_reaches_the_coordinator_through_a_proxy_and_is_known_to_be_well(tmp_path: Path) -> None:
+def test_a_site_reaches_the_coordinator_through_a_proxy_and_is_known_to_be_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     federation = Loopback(tmp_path)
     home, kit = tmp_path / "federation", tmp_path / "federation" / "kits" / "north.zip"
-    port = read_federation(tmp_path / "fed.toml").port
+    place = f"localhost:{read_federation(tmp_path / 'fed.toml').port}"
+    monkeypatch.setenv("no_proxy", "")
     try:
-        assert health(home, cwd=tmp_path) == (1, "The server is not running; start it with: promptfed sites start")
-        code, found = diagnosis(kit, "--data", federation.files["north"], cwd=tmp_path)
-        assert (code, found["port"]) == (
-            1,
-            ("failed", f"Nothing listens on localhost:{port}; is the coordinator's server running?"),
-        )
-        assert found["data"][1].startswith("11 training and 3 test images of 2 classes")
+        assert find_trouble(home) == "The server is not running; start it with: promptfed sites start"
+        assert port_of(kit) == ("failed", f"Nothing listens on {place}; is the coordinator's server running?")
         federation.start("server", "start")
-        assert health(home, "--wait", PATIENCE, cwd=tmp_path) == (0, "ok")
-        assert diagnosis(home, cwd=tmp_path)[0] == 0
+        assert wait_for_health(home, PATIENCE) == ""
+        assert port_of(home) == ("ok", f"{place} answers; both sides trust each other's certificate.")
         with connect_proxy("secret:word") as proxy:
-            behind = {"https_proxy": proxy.url.replace("secret:word", "secret%3Aword"), "no_proxy": ""}
-            federation.join("north", **behind)
-            check_the_site(federation, federation.home("north"), proxy, port)
+            monkeypatch.setenv("https_proxy", proxy.url.replace("secret:word", "secret%3Aword"))
+            federation.join("north", https_proxy=os.environ["https_proxy"], no_proxy="")
+            check_the_site(federation.home("north"), proxy, place)
     finally:
         federation.close()
     assert federation.left == []
 
 
-def check_the_site(federation: Loopback, home: Path, proxy: ConnectProxy, port: int) -> None:
+def check_the_site(home: Path, proxy: ConnectProxy, place: str) -> None:
     """Find the site well behind its proxy, then cut off."""
-    folder = federation.folder
     until(lambda: (home / "site.pid").exists(), PATIENCE)
-    assert health(home, "--wait", PATIENCE, cwd=folder) == (0, "ok")
-    assert set(proxy.asked) == {f"localhost:{port}"}
+    assert wait_for_health(home, PATIENCE) == ""
+    assert set(proxy.asked) == {place}  # the engine's gRPC came this way, and asked for nothing else
     assert proxy.refused == []
+    way = "through the proxy of https_proxy"
+    assert port_of(home) == ("ok", f"{place} answers {way}; both sides trust each other's certificate.")
     backdate(home)
     until(lambda: time.time() - (home / HEARTBEAT).stat().st_mtime < SILENT_SECONDS, PATIENCE)  # it is heard again
     proxy.close()
     backdate(home)
-    code, said = health(home, cwd=folder)
-    assert (code, said[:43]) == (1, "The server has not answered this site for 1")
+    assert find_trouble(home).startswith("The server has not answered this site for 1")
+    verdict, says = port_of(home)
+    assert (verdict, says) == (
+        "failed",
+        f"The proxy 127.0.0.1:{proxy.port} of https_proxy cannot be reached: Connection refused.",
+    )
 
 
 def backdate(home: Path) -> None:
