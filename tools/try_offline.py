@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 FED = 'sites = ["north", "south"]\n'
 RUN = ["run", "fedavg", "rounds=1", "clients=2", "data.limit=2", "device=cpu", "--out", "run"]
 USES: dict[str, list[list[str]]] = {  # of what each extra brings
-    "": [["-m", "promptfed", "list", "methods"], ["-m", "promptfed", *RUN]],
+    "": [["-m", "promptfed", *RUN]],
     "flare": [["-m", "promptfed", "sites", "init", "fed.toml"], ["-m", "promptfed", "sites", "doctor", "federation"]],
     "serve": [["-c", "import promptfed.serving.server, promptfed.serving.app"]],
 }
