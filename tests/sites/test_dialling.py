@@ -84,10 +84,10 @@ def test_a_port_that_is_silent_or_speaks_something_else_is_told_by_the_deadline(
             dial("localhost", port, credentials(tmp_path), 0.2)
 
         def answer() -> None:
+            listener.accept()[0].close()  # the one that was told nothing
             other, _ = listener.accept()
-            other, _ = listener.accept()
-            other.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-            other.close()
+            with other:
+                other.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
         threading.Thread(target=answer, daemon=True).start()
         with pytest.raises(DialError, match=rf"^localhost:{port} broke off the TLS handshake"):

@@ -16,7 +16,7 @@ from promptfed.core.version import __version__
 from promptfed.sites import certificate_checks, doctor, machine_checks, versions
 from promptfed.sites.certificate_checks import check_certificate, check_clock
 from promptfed.sites.doctor import examine, read_joined
-from promptfed.sites.findings import Finding
+from promptfed.sites.findings import Finding, Verdict
 from promptfed.sites.flare_workspace import build_site_workspace
 from promptfed.sites.kits import Kit, read_kit, write_kit
 from promptfed.sites.machine_checks import available_memory, check_disk, check_installed, check_power, check_private
@@ -56,7 +56,7 @@ def test_a_sites_machine_before_and_after_it_has_joined(tmp_path: Path) -> None:
     found = by_check(examine(kit, str(data), tmp_path / "home"))
     assert found["port"] == Finding(
         "port",
-        doctor.failed("", "").verdict,
+        Verdict.FAILED,
         f"Nothing listens on localhost:{port}; is the coordinator's server running?",
     )
     assert found["certificate"].verdict == "ok"
@@ -96,12 +96,9 @@ def test_a_joined_home_that_is_damaged_is_a_finding(tmp_path: Path) -> None:
 
 
 def test_versions_are_compared_with_the_last_requests(tmp_path: Path) -> None:
-    kit = make_kit(tmp_path / "kit")
-    home = tmp_path / "home"
+    kit, home = make_kit(tmp_path / "kit"), tmp_path / "home"
+    home.mkdir(0o700)
     for version, verdict in ((__version__, "ok"), ("9.9.9", "failed")):
-        versions.NoteTaker(home).take({"promptfed": version, "sent": time.time()}) if home.exists() else home.mkdir(
-            0o700
-        )
         versions.NoteTaker(home).take({"promptfed": version, "sent": time.time()})
         found = by_check(examine(kit, home=home))["version"]
         assert (found.verdict, version in found.says) == (verdict, True)
@@ -258,8 +255,9 @@ def test_a_clock_before_the_certificates_begin_fails(monkeypatch: pytest.MonkeyP
         def now(cls, tz: object = None) -> "Early":
             return super().now(certificate_checks.datetime.UTC) - certificate_checks.datetime.timedelta(days=7)
 
+    own = certificate("north")
     monkeypatch.setattr(certificate_checks.datetime, "datetime", Early)
-    found = check_clock([certificate("north")])
+    found = check_clock([own])
     assert (found.verdict, "before the certificates begin: set it" in found.says) == ("failed", True)
 
 

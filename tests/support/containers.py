@@ -124,7 +124,7 @@ class Builder:
         (tree / "usr/bin/python").symlink_to("python3")
         for mark in tree.glob("usr/lib/python3*/EXTERNALLY-MANAGED"):
             mark.unlink()
-        (self.folder / "Base").write_text("FROM scratch\nCOPY base /\nENV PATH=/usr/local/bin:/usr/bin:/bin\n")
+        (self.folder / "Base").write_text("FROM scratch\nCOPY base /\n")
         self.buildah(
             "build", "--isolation", "chroot", "-f", f"{self.folder}/Base", "-t", "python:base", str(self.folder)
         )
