@@ -151,7 +151,7 @@ def test_a_proxy_that_is_none_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setenv("grpc_proxy", f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(DialError, match=r"did not answer CONNECT within 0.2 seconds"):
             reach("a", 1, 0.2)
-    for wrong in ("https://a:1", "http://a", "http://:1", "socks5://a:1", "http://a:x"):
+    for wrong in ("https://a:1", "http://a", "http://:1", "socks5://a:1", "a:1", "http://a:x"):
         monkeypatch.setenv("grpc_proxy", wrong)
         with pytest.raises(DialError, match=r"^grpc_proxy is not a proxy for this: it must read http://HOST:PORT"):
             reach("a", 1)

@@ -16,7 +16,7 @@ from promptfed.core.version import __version__
 from promptfed.sites import certificate_checks, doctor, machine_checks, versions
 from promptfed.sites.certificate_checks import check_certificate, check_clock
 from promptfed.sites.doctor import examine, read_joined
-from promptfed.sites.findings import Finding, Verdict
+from promptfed.sites.findings import Finding, CheckVerdict
 from promptfed.sites.flare_workspace import build_site_workspace
 from promptfed.sites.kits import Kit, read_kit, write_kit
 from promptfed.sites.machine_checks import available_memory, check_disk, check_installed, check_power, check_private
@@ -56,7 +56,7 @@ def test_a_sites_machine_before_and_after_it_has_joined(tmp_path: Path) -> None:
     found = by_check(examine(kit, str(data), tmp_path / "home"))
     assert found["port"] == Finding(
         "port",
-        Verdict.FAILED,
+        CheckVerdict.FAILED,
         f"Nothing listens on localhost:{port}; is the coordinator's server running?",
     )
     assert found["certificate"].verdict == "ok"

@@ -21,6 +21,7 @@ def port_of(place: Path) -> tuple[str, str]:
     return str(found.verdict), found.says
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_site_reaches_the_coordinator_through_a_proxy_and_is_known_to_be_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

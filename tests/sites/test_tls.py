@@ -17,8 +17,12 @@ from PIL import Image
 
 from promptfed.sites import flare_workspace as flare
 from promptfed.sites.admin_session import connected
+from promptfed.sites.doctor import examine
+from promptfed.sites.health import find_trouble
 from promptfed.sites.kits import read_kit
 from promptfed.sites.provisioning import provision
+from promptfed.sites.settings import read_federation
+from support.connect_proxy import connect_proxy
 from support.loopback import Loopback, promptfed, until
 from support.three_sites import NAMES, SETTINGS, furthest, server_tree, simulate
 
@@ -27,25 +31,36 @@ PATIENCE = 240.0  # a dozen processes that import torch may share two busy cores
 
 @pytest.mark.timeout(900)
 def test_three_sites_over_tls(tmp_path: Path) -> None:
-    federation = Loopback(tmp_path)
-    try:
-        federation.start("server", "start")
-        for site in NAMES[:2]:
-            federation.join(site)
-        start_thief(federation, tmp_path / "stolen")
-        check_refusals(federation, tmp_path)
-        stop_thief(federation)
-        federation.join("west")
-        federation.start("run", "run", "pfedpt", "rounds=2", "device=cpu", *SETTINGS["pfedpt"], "--out", "run")
-        simulated = simulate(tmp_path, "pfedpt", "rounds=2")
-        until(lambda: (tmp_path / "run" / "summary.json").exists() or not running(federation, "run"), PATIENCE)
-        assert federation.processes["run"].wait(60) == 0, federation.said("run")
-    finally:
-        federation.close()
+    federation, home = Loopback(tmp_path), tmp_path / "federation"
+    with connect_proxy("secret") as proxy:
+        try:
+            federation.start("server", "start")
+            for site in NAMES[:2]:
+                federation.join(site)
+            start_thief(federation, tmp_path / "stolen")
+            check_refusals(federation, tmp_path)
+            stop_thief(federation)
+            federation.join("west", https_proxy=proxy.url, no_proxy="")
+            federation.start("run", "run", "pfedpt", "rounds=2", "device=cpu", *SETTINGS["pfedpt"], "--out", "run")
+            simulated = simulate(tmp_path, "pfedpt", "rounds=2")
+            until(lambda: (tmp_path / "run" / "summary.json").exists() or not running(federation, "run"), PATIENCE)
+            assert federation.processes["run"].wait(60) == 0, federation.said("run")
+            assert [find_trouble(place) for place in (home, federation.home("west"))] == ["", ""]
+        finally:
+            federation.close()
+    assert set(proxy.asked) == {f"localhost:{read_federation(home / 'fed.toml').port}"}
+    assert proxy.refused == []
+    assert versions_at(home, federation.home("west")) == ("ok", "ok")
     assert federation.left == []
     assert "round 2 · accuracy" in federation.said("run")
     assert furthest(server_tree(tmp_path / "run"), server_tree(simulated)) <= 1e-6
     check_what_a_site_holds(federation, tmp_path)
+
+
+def versions_at(home: Path, site: Path) -> tuple[str, str]:
+    """Return what the doctor finds about versions at the coordinator and at a site, after a run."""
+    found = [finding for place in (home, site) for finding in examine(place) if finding.check == "version"]
+    return str(found[0].verdict), str(found[1].verdict)
 
 
 def running(federation: Loopback, name: str) -> bool:

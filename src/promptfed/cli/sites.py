@@ -57,6 +57,7 @@ def start(home: Home = HERE) -> None:
         pid_file=home / "server.pid",
         environment=flare.parent_environment(),
         ports=(federation.port, federation.admin_port),
+        more_logs=(kit / flare.ENGINE_LOG,),
     )
     say(f"Starting the server; its log is {server.log}. Press Ctrl-C to stop it.")
     keep_running(server, say, begin=lambda: flare.build_server_workspace(kit, state, federation.answer_bytes))
@@ -101,7 +102,7 @@ def join(
         log=state / "site.log",
         pid_file=state / "site.pid",
         environment=flare.parent_environment(**given),
-        more_logs=(state / "worker.log",),
+        more_logs=(state / "worker.log", state / "engine" / flare.ENGINE_LOG),
     )
 
     def begin() -> None:

@@ -127,7 +127,7 @@ def _through(proxy: str, variable: str, host: str, port: int, seconds: float) ->
 def _read_proxy(proxy: str, variable: str) -> SplitResult:
     """Return the parts of a proxy's address, if it is one that gRPC understands."""
     try:
-        place = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        place = urlsplit(proxy)
         usable = place.scheme == "http" and place.hostname is not None and place.port is not None
     except ValueError:
         usable = False

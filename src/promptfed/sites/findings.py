@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Verdict(StrEnum):
+class CheckVerdict(StrEnum):
     """How a check ended."""
 
     OK = "ok"
@@ -18,25 +18,25 @@ class Finding:
     """One check: its name, its verdict, and a sentence."""
 
     check: str
-    verdict: Verdict
+    verdict: CheckVerdict
     says: str
 
 
 def ok(check: str, says: str) -> Finding:
     """Return a check that holds."""
-    return Finding(check, Verdict.OK, says)
+    return Finding(check, CheckVerdict.OK, says)
 
 
 def warning(check: str, says: str) -> Finding:
     """Return a check that someone should look at."""
-    return Finding(check, Verdict.WARNING, says)
+    return Finding(check, CheckVerdict.WARNING, says)
 
 
 def failed(check: str, says: str) -> Finding:
     """Return a check that does not hold."""
-    return Finding(check, Verdict.FAILED, says)
+    return Finding(check, CheckVerdict.FAILED, says)
 
 
 def skipped(check: str, says: str) -> Finding:
     """Return a check that could not be made."""
-    return Finding(check, Verdict.SKIPPED, says)
+    return Finding(check, CheckVerdict.SKIPPED, says)

@@ -24,6 +24,7 @@ CONDUCTOR, SITE = "promptfed.sites.flare_controller.Conductor", "promptfed.sites
 ALLOWED = [CONDUCTOR, SITE]
 GONE_SECONDS = 30  # sites send a heartbeat every ten seconds; after this long without one a site counts as away
 RIGHTS = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate")
+ENGINE_LOG = "audit.log"  # in a workspace: the engine's own, of who asked it for what
 EXTRA = "NVIDIA FLARE is not installed here; install it with: pip install 'promptfed[flare]'"
 LOGGING = {
     "version": 1,
