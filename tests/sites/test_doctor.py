@@ -16,7 +16,7 @@ from promptfed.core.version import __version__
 from promptfed.sites import certificate_checks, doctor, machine_checks, versions
 from promptfed.sites.certificate_checks import check_certificate, check_clock
 from promptfed.sites.doctor import examine, read_joined
-from promptfed.sites.findings import Finding, CheckVerdict
+from promptfed.sites.findings import CheckVerdict, Finding
 from promptfed.sites.flare_workspace import build_site_workspace
 from promptfed.sites.kits import Kit, read_kit, write_kit
 from promptfed.sites.machine_checks import available_memory, check_disk, check_installed, check_power, check_private
