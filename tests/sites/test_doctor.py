@@ -1,5 +1,7 @@
 """What the doctor finds on a site's and on the coordinator's machine: every verdict, with the thing really wrong."""
 
+import datetime
+import importlib.metadata
 import json
 import os
 import shutil
@@ -16,11 +18,12 @@ from promptfed.core.version import __version__
 from promptfed.sites import certificate_checks, doctor, machine_checks, versions
 from promptfed.sites.certificate_checks import check_certificate, check_clock
 from promptfed.sites.doctor import examine, read_joined
-from promptfed.sites.findings import CheckVerdict, Finding
+from promptfed.sites.findings import CheckVerdict, Finding, ok, warning
 from promptfed.sites.flare_workspace import build_site_workspace
 from promptfed.sites.kits import Kit, read_kit, write_kit
 from promptfed.sites.machine_checks import available_memory, check_disk, check_installed, check_power, check_private
 from promptfed.sites.pid_file import watching
+from promptfed.sites.settings import read_federation
 from promptfed.sites.versions import CoordinatorNotes
 from support.certificates import certificate, private_key, write_certificates
 from support.three_sites import write_sites
@@ -172,7 +175,7 @@ def test_a_coordinator_that_has_not_started(home: Path) -> None:
 
 
 def test_a_port_that_someone_else_has_taken_fails(home: Path) -> None:
-    port = doctor.read_federation(home / "fed.toml").port
+    port = read_federation(home / "fed.toml").port
     with socket.create_server(("localhost", port)):
         found = by_check(examine(home, seconds=0.2))["port"]
         assert (found.verdict, f"port {port} is not free" in found.says) == ("failed", True)
@@ -188,7 +191,7 @@ def test_a_name_that_leads_nowhere_or_elsewhere(home: Path, monkeypatch: pytest.
     assert found["certificate"].says == "The certificate is for localhost, not for hub.invalid."
     assert (found["address"].verdict, "is unknown on this machine" in found["address"].says) == ("failed", True)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **named: [(2, 1, 6, "", ("10.0.0.1", 8002))])
-    assert doctor._check_address(doctor.read_federation(fed)).says == "hub.invalid is 10.0.0.1 here."
+    assert doctor._check_address(read_federation(fed)).says == "hub.invalid is 10.0.0.1 here."
 
 
 def test_versions_of_the_last_runs_sites(home: Path) -> None:
@@ -216,7 +219,7 @@ def test_a_coordinator_without_certificates(home: Path) -> None:
 def test_certificates_that_end_soon_or_are_someone_elses() -> None:
     authority = certificate("authority", "authority")
     assert check_certificate(certificate("north", days=100), authority, "north").verdict == "ok"
-    assert check_certificate(certificate("north", days=3), authority, "north") == certificate_checks.warning(
+    assert check_certificate(certificate("north", days=3), authority, "north") == warning(
         "certificate", "The certificate of north ends in 2 days; renew it in time."
     )
     assert "expired on" in check_certificate(certificate("north", days=-1), authority, "north").says
@@ -248,15 +251,15 @@ def test_clocks_are_compared(lag: float, verdict: str, says: str) -> None:
 
 
 def test_a_clock_before_the_certificates_begin_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Early(certificate_checks.datetime.datetime):
+    class Early(datetime.datetime):
         """A week ago."""
 
         @classmethod
-        def now(cls, tz: object = None) -> "Early":
-            return super().now(certificate_checks.datetime.UTC) - certificate_checks.datetime.timedelta(days=7)
+        def now(cls, tz: datetime.tzinfo | None = None) -> "Early":
+            return super().now(tz) - datetime.timedelta(days=7)
 
     own = certificate("north")
-    monkeypatch.setattr(certificate_checks.datetime, "datetime", Early)
+    monkeypatch.setattr(datetime, "datetime", Early)
     found = check_clock([own])
     assert (found.verdict, "before the certificates begin: set it" in found.says) == ("failed", True)
 
@@ -277,20 +280,20 @@ def test_packages_that_are_missing_or_of_another_version(monkeypatch: pytest.Mon
     assert check_installed().says == f"PromptFed {__version__}, NVIDIA FLARE 2.9.0"
 
     def absent(name: str) -> str:
-        raise machine_checks.importlib.metadata.PackageNotFoundError(name)
+        raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(machine_checks.importlib.metadata, "version", lambda name: "2.8.0")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.8.0")
     assert check_installed().says.startswith("NVIDIA FLARE is 2.8.0, but this needs 2.9.0; install it with: pip")
-    monkeypatch.setattr(machine_checks.importlib.metadata, "version", absent)
+    monkeypatch.setattr(importlib.metadata, "version", absent)
     assert check_installed().says.startswith("NVIDIA FLARE is not installed; install it with: pip")
 
 
 def test_a_disk_that_is_full_or_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)
     for free, verdict in ((2**29, "failed"), (2 * 2**30, "warning"), (2**33, "ok")):
-        monkeypatch.setattr(machine_checks.shutil, "disk_usage", lambda path, free=free: usage._replace(free=free))
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: usage._replace(free=free))
         assert check_disk(tmp_path / "not" / "there" / "yet").verdict == verdict
-    monkeypatch.setattr(machine_checks.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert check_disk(tmp_path).verdict == "failed"
 
 
@@ -303,7 +306,7 @@ def test_what_others_may_read_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert check_private([folder], [file]).says == f"Others may read {file}; run: chmod 600 {file}"
     folder.chmod(0o755)
     assert check_private([folder], [file]).says == f"Others may read {folder}; run: chmod 700 {folder}"
-    monkeypatch.setattr(machine_checks.os, "getuid", lambda: 12345)
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
     folder.chmod(0o700)
     assert "and this is user 12345; use chown" in check_private([folder], []).says
 
@@ -325,4 +328,4 @@ def test_threads_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_is_written_for_machines_is_json() -> None:
-    assert json.loads(json.dumps([vars(doctor.ok("a", "b"))])) == [{"check": "a", "verdict": "ok", "says": "b"}]
+    assert json.loads(json.dumps([vars(ok("a", "b"))])) == [{"check": "a", "verdict": "ok", "says": "b"}]

@@ -1,6 +1,7 @@
 """Logs do not grow for ever, and whoever writes to them notices nothing."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -50,7 +51,7 @@ def test_a_disk_without_room_for_the_copy_loses_it(tmp_path: Path, monkeypatch: 
     def full(source: object, target: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(log_rotation.shutil, "copyfileobj", full)
+    monkeypatch.setattr(shutil, "copyfileobj", full)
     (tmp_path / "site.log").write_bytes(b"0" * 11)
     assert rotate(tmp_path / "site.log", largest=10)
     assert [(path.name, path.stat().st_size) for path in tmp_path.iterdir()] == [("site.log", 0)]

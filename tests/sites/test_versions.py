@@ -114,7 +114,7 @@ def test_a_run_notes_the_versions_of_all_sites_and_a_site_its_coordinators(tmp_p
 
 
 def test_the_closest_comparison_of_clocks_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions.time, "time", lambda: 1000.0)
+    monkeypatch.setattr("promptfed.sites.versions.time.time", lambda: 1000.0)
     taker = NoteTaker(tmp_path)
     for sent in (900.0, 950.0, 940.0, 949.9):  # a request that has waited says less
         taker.take({"promptfed": "1.0.0", "sent": sent})

@@ -1,5 +1,6 @@
 """A site's sign of life: a file that is touched whenever the server has answered a heartbeat of this site."""
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -38,4 +39,5 @@ def heard(send: Any, file: Path) -> Any:
 
 def _touch(file: Path, answered: str) -> None:
     if answered == ReturnCode.OK:
-        file.touch(0o600)
+        with contextlib.suppress(OSError):  # a full disk must not end the connection
+            file.touch(0o600)
