@@ -44,6 +44,7 @@ def own(folder: Path, image: Image) -> Path:
 @pytest.mark.timeout(1800)
 def test_the_image_of_serve_answers(builder: Builder, tmp_path: Path) -> None:
     image, log = builder.build("examples/serving/Dockerfile", "promptfed-serve"), tmp_path / "log"
+    (tmp_path / "bundles").mkdir()
     bundle = tiny_bundle(tmp_path / "bundles")
     token = promptfed("token", bundle, "--client", "1", cwd=tmp_path).stdout.strip()
     own(tmp_path / "bundles", image)
