@@ -116,13 +116,15 @@ class Messenger:
     def _opened(self, site: str, data: bytes, request: Header, checked: Checked) -> Message:
         """Return the answer if it belongs to this very request and is valid."""
         answer = wire.unpack(data, self.limit)
-        if "error" in answer.head:  # first: a site that cannot read a request cannot repeat what it says
+        if "error" in answer.head and "nonce" not in answer.head:  # it could not read the request, nor repeat it
             raise Refused(f"it says: {_printable(str(answer.head['error']))}")
         if trouble := find_mismatch(answer.head.get(PACKED_BY), "it"):
             raise Refused(trouble)
         for key in ("run", "round", "nonce", "kind", "site"):
             if answer.head.get(key) != request[key]:
                 raise Refused(f"its {key} differs from the request's: a replayed or forged answer")
+        if "error" in answer.head:
+            raise Refused(f"it says: {_printable(str(answer.head['error']))}")
         checked(site, answer)
         return answer
 
