@@ -58,7 +58,7 @@ def test_the_image_of_serve_answers(builder: Builder, tmp_path: Path) -> None:
         kind, *check = image.config["Healthcheck"]["Test"]
         assert kind == "CMD"
         check[-1] = check[-1].replace(":8000/", f":{port}/")
-        assert image.execute(started, *check).returncode == 0
+        assert (done := image.execute(started, *check)).returncode == 0, done.stderr
         sent = {"Content-Type": "image/png", "Authorization": f"Bearer {token}"}
         request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/predict?client=1", picture(), sent)
         with urllib.request.urlopen(request, timeout=60) as response:

@@ -22,7 +22,10 @@ tree=$1; shift
 mount --make-rprivate /
 mount --bind "$tree" "$tree"
 pairs=()
-while [ "$1" != -- ]; do mkdir -p "$tree$2"; pairs+=("$1" "$2" "$3"); shift 3; done
+while [ "$1" != -- ]; do
+  if [ -d "$1" ]; then mkdir -p "$tree$2"; else touch "$tree$2"; fi
+  pairs+=("$1" "$2" "$3"); shift 3
+done
 shift
 mkdir -p "$tree/proc" "$tree/tmp" "$tree/dev"
 mount -o remount,bind,ro "$tree"
@@ -81,9 +84,9 @@ class Image:
 
     def execute(self, started: "subprocess.Popen[bytes]", *command: str) -> "subprocess.CompletedProcess[str]":
         """Run a command inside one that was started, as `docker exec` does."""
-        place = ["--target", str(first_process(started)), "--mount", "--pid", "--root"]
+        place = ["--target", str(first_process(started)), "--mount", "--pid", "--root", "--wd"]
         who = ["--setuid", self.user, "--setgid", self.user]
-        whole = ["nsenter", *place, f"--wd={self.config['WorkingDir']}", *who, *command]
+        whole = ["nsenter", *place, *who, *command]
         return subprocess.run(whole, env=self.environment, capture_output=True, text=True, timeout=280, check=False)
 
 
