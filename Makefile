@@ -17,7 +17,7 @@ export UV_TORCH_BACKEND ?= auto
 endif
 UV = $(BIN)/uv pip install --quiet -p $(VENV) -c constraints.txt
 
-.PHONY: help demo sites-demo test test-slow test-trackers check docs format hooks lock audit dist build-twice sbom try-wheel bench clean
+.PHONY: help demo sites-demo test test-slow test-trackers check docs format hooks lock audit dist build-twice sbom try-wheel try-offline bench clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -93,6 +93,9 @@ sbom: dist  ## write the bill of materials of dist/ as build/promptfed.cdx.json,
 
 try-wheel: dist  ## install the wheel in a clean environment and run the demo from it, outside this checkout
 	UV=$(abspath $(BIN)/uv) PYTHON=$(PYTHON) .ci/try-wheel dist/promptfed-*.whl
+
+try-offline: dist  ## install the wheel and its extras from a folder of wheels, without a network, and use them
+	$(PYTHON) tools/try_offline.py dist/promptfed-*.whl
 
 bench: $(VENV)/.dev  ## measure the speed and memory tables of benchmarks/ on this machine
 	$(BIN)/python benchmarks/round_speed.py --clients 4 --images 200 --epochs 1

@@ -1,6 +1,7 @@
 """A hostile site sends far more than `answer_mb`, or nonsense: memory stays bounded, and the run goes on."""
 
 import contextlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,8 @@ def test_a_hostile_answer_takes_no_memory_and_the_run_goes_on(kind: str, tmp_pat
         federation.start("server", "start")
         federation.join("north")
         federation.join("south")
-        federation.join("west", PYTHONPATH=str(tmp_path / "hostile"))
+        places = [str(tmp_path / "hostile"), os.environ.get("PYTHONPATH", "")]
+        federation.join("west", PYTHONPATH=os.pathsep.join(filter(None, places)))
         words = ("fedavg", "rounds=2", "device=cpu", *SETTINGS["fedavg"], "evaluate.after=false")
         federation.start("run", "run", *words, "--out", "run")
         run = federation.processes["run"]

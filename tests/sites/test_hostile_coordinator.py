@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,7 +63,8 @@ def test_a_coordinator_cannot_read_files_or_change_settings_at_a_site(tmp_path: 
     (tmp_path / "hostile").mkdir()
     (tmp_path / "hostile" / "sitecustomize.py").write_text(HOSTILE)
     try:
-        federation.start("server", "start", PYTHONPATH=str(tmp_path / "hostile"))
+        places = [str(tmp_path / "hostile"), os.environ.get("PYTHONPATH", "")]
+        federation.start("server", "start", PYTHONPATH=os.pathsep.join(filter(None, places)))
         for site in NAMES:
             federation.join(site)
         words = ("fedavg", "rounds=500", "device=cpu", *SETTINGS["fedavg"])

@@ -4,6 +4,7 @@ import datetime
 import json
 import socket
 import ssl
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,29 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 from PIL import Image
 
+from promptfed.core.version import __version__
 from promptfed.sites import flare_workspace as flare
 from promptfed.sites.admin_session import connected
+from promptfed.sites.doctor import examine
+from promptfed.sites.health import find_trouble
 from promptfed.sites.kits import read_kit
 from promptfed.sites.provisioning import provision
+from promptfed.sites.settings import read_federation
+from support.connect_proxy import ConnectProxy, connect_proxy
 from support.loopback import Loopback, promptfed, until
 from support.three_sites import NAMES, SETTINGS, furthest, server_tree, simulate
 
 PATIENCE = 240.0  # a dozen processes that import torch may share two busy cores with much else
 
 
+@pytest.fixture
+def proxy() -> Iterator[ConnectProxy]:
+    with connect_proxy("secret") as made:
+        yield made
+
+
 @pytest.mark.timeout(900)
-def test_three_sites_over_tls(tmp_path: Path) -> None:
+def test_three_sites_over_tls(tmp_path: Path, proxy: ConnectProxy) -> None:
     federation = Loopback(tmp_path)
     try:
         federation.start("server", "start")
@@ -35,17 +47,28 @@ def test_three_sites_over_tls(tmp_path: Path) -> None:
         start_thief(federation, tmp_path / "stolen")
         check_refusals(federation, tmp_path)
         stop_thief(federation)
-        federation.join("west")
+        federation.join("west", https_proxy=proxy.url, no_proxy="")
         federation.start("run", "run", "pfedpt", "rounds=2", "device=cpu", *SETTINGS["pfedpt"], "--out", "run")
         simulated = simulate(tmp_path, "pfedpt", "rounds=2")
         until(lambda: (tmp_path / "run" / "summary.json").exists() or not running(federation, "run"), PATIENCE)
         assert federation.processes["run"].wait(60) == 0, federation.said("run")
+        check_health(federation, proxy)
     finally:
         federation.close()
     assert federation.left == []
     assert "round 2 · accuracy" in federation.said("run")
     assert furthest(server_tree(tmp_path / "run"), server_tree(simulated)) <= 1e-6
     check_what_a_site_holds(federation, tmp_path)
+
+
+def check_health(federation: Loopback, proxy: ConnectProxy) -> None:
+    """Find the coordinator and west well; west's engine came through the proxy, and asked for nothing but one port."""
+    home, west = federation.folder / "federation", federation.home("west")
+    assert [find_trouble(home), find_trouble(west)] == ["", ""]
+    assert set(proxy.asked) == {f"localhost:{read_federation(home / 'fed.toml').port}"}
+    assert proxy.refused == []
+    (version,) = [finding for finding in examine(west) if finding.check == "version"]
+    assert version.says == f"{__version__}; the coordinator has {__version__}."
 
 
 def running(federation: Loopback, name: str) -> bool:

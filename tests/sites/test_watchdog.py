@@ -95,6 +95,17 @@ def test_a_strangers_certificate_is_told_once(tmp_path: Path, monkeypatch: pytes
     assert said == [f"This kit does not trust the server's certificate; ask the coordinator for a new kit ({log})."]
 
 
+def test_a_log_that_was_emptied_is_read_from_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "LOOK_SECONDS", 0.0)
+    log, said = tmp_path / "site.log", list[str]()
+    log.write_text("x" * 1000)
+    look = watchdog._watch_certificates(log, said.append)
+    look()
+    log.write_text("certificate verify failed\n")
+    look()
+    assert len(said) == 1
+
+
 def test_a_watchdog_ends_what_an_earlier_one_has_left(
     tmp_path: Path, started: list[Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from promptfed.core.version import __version__
 from promptfed.sites import wire
 from promptfed.sites.wire import Message, Refused
 
@@ -24,7 +25,7 @@ TYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int6
 def test_a_message_comes_back_as_it_was(content: dict[str, tuple[list[int], torch.dtype]]) -> None:
     tree = {name: torch.randn(shape).to(dtype) for name, (shape, dtype) in content.items()}
     message = wire.unpack(wire.pack(Message({"round": 3, "site": "nörd"}, tree)), 2**20)
-    assert message.head == {"format": 1, "round": 3, "site": "nörd"}
+    assert message.head == {"format": 1, "promptfed": __version__, "round": 3, "site": "nörd"}
     assert list(message.tree) == list(tree)
     assert wire.shapes(message.tree) == wire.shapes(tree)
     assert all(torch.equal(message.tree[name], value) for name, value in tree.items())

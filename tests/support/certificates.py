@@ -36,6 +36,8 @@ def certificate(site: str, authority: str = "authority", days: int = 1) -> bytes
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=2))
         .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=site == authority, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(site)]), critical=False)
         .sign(private_key(authority), hashes.SHA256())
     )
     return made.public_bytes(Encoding.PEM)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from promptfed.cli.arguments import Overrides
+from promptfed.cli.site_health import doctor, health
 from promptfed.cli.terminal import say
 from promptfed.core.errors import PromptFedError
 from promptfed.results.folder import names
@@ -56,6 +57,7 @@ def start(home: Home = HERE) -> None:
         pid_file=home / "server.pid",
         environment=flare.parent_environment(),
         ports=(federation.port, federation.admin_port),
+        more_logs=(kit / flare.ENGINE_LOG,),
     )
     say(f"Starting the server; its log is {server.log}. Press Ctrl-C to stop it.")
     keep_running(server, say, begin=lambda: flare.build_server_workspace(kit, state, federation.answer_bytes))
@@ -100,6 +102,7 @@ def join(
         log=state / "site.log",
         pid_file=state / "site.pid",
         environment=flare.parent_environment(**given),
+        more_logs=(state / "worker.log", state / "engine" / flare.ENGINE_LOG),
     )
 
     def begin() -> None:
@@ -276,3 +279,7 @@ def _folder(home: Path) -> Path:
     if not (home / "fed.toml").is_file():
         raise PromptFedError(f"{home} is not a federation; make one with: promptfed sites init fed.toml --out {home}")
     return home
+
+
+app.command()(doctor)
+app.command()(health)

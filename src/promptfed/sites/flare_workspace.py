@@ -24,6 +24,7 @@ CONDUCTOR, SITE = "promptfed.sites.flare_controller.Conductor", "promptfed.sites
 ALLOWED = [CONDUCTOR, SITE]
 GONE_SECONDS = 30  # sites send a heartbeat every ten seconds; after this long without one a site counts as away
 RIGHTS = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate")
+ENGINE_LOG = "audit.log"  # in a workspace: the engine's own, of who asked it for what
 EXTRA = "NVIDIA FLARE is not installed here; install it with: pip install 'promptfed[flare]'"
 LOGGING = {
     "version": 1,
@@ -66,6 +67,7 @@ def build_site_workspace(kit: Kit, folder: Path) -> None:
     gpus = {"num_of_gpus": 0, "mem_per_gpu_in_GiB": 0, "expiration_period": 300}
     components = [
         {"id": "limits", "path": "promptfed.sites.flare_limits.SiteLimits", "args": {}},
+        {"id": "heartbeat", "path": "promptfed.sites.flare_heartbeat.Heartbeat", "args": {}},
         _component("resource_manager", "resource_managers.gpu_resource_manager.GPUResourceManager", **gpus),
         _component("resource_consumer", "resource_consumers.gpu_resource_consumer.GPUResourceConsumer"),
         _component("process_launcher", "job_launcher.client_process_launcher.ClientProcessJobLauncher"),

@@ -14,6 +14,7 @@ from promptfed.results.folder.parts import read_json
 from promptfed.results.folder.record import Line
 from promptfed.sites.messenger import RETRY_SECONDS, Messenger
 from promptfed.sites.settings import Federation
+from promptfed.sites.versions import PACKED_BY
 from promptfed.sites.wire import Message, Refused
 
 MOST = 2**40  # images, or the weight of a site: more is nonsense
@@ -38,7 +39,7 @@ def introduce(path: Path, messenger: Messenger, clients: range, others: Line | N
         "shape": first["shape"],
         "weights": [float(answer.tree["weight"]) for answer in answers.values()],
         "sites": {
-            names[client]: {key: answer.head.get(key) for key in ("train", "test", "sources")}
+            names[client]: {key: answer.head.get(key) for key in ("train", "test", "sources", PACKED_BY)}
             for client, answer in answers.items()
         },
     }

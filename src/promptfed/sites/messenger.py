@@ -9,6 +9,7 @@ from promptfed.core.errors import PromptFedError
 from promptfed.sites import wire
 from promptfed.sites.exchange import Exchange, Silence
 from promptfed.sites.settings import Federation
+from promptfed.sites.versions import PACKED_BY, SENT, find_mismatch
 from promptfed.sites.wire import Header, Message, NotFinite, Refused
 
 RETRY_SECONDS = 0.5  # between two attempts at a round with too few answers
@@ -108,12 +109,17 @@ class Messenger:
             "site": self.federation.sites[client],
             "client": client,
             "nonce": secrets.token_hex(16),
+            SENT: time.time(),
         }
         return Message(common | message.head, message.tree)
 
     def _opened(self, site: str, data: bytes, request: Header, checked: Checked) -> Message:
         """Return the answer if it belongs to this very request and is valid."""
         answer = wire.unpack(data, self.limit)
+        if "error" in answer.head and "nonce" not in answer.head:  # it could not read the request, nor repeat it
+            raise Refused(f"it says: {_printable(str(answer.head['error']))}")
+        if trouble := find_mismatch(answer.head.get(PACKED_BY), "it"):
+            raise Refused(trouble)
         for key in ("run", "round", "nonce", "kind", "site"):
             if answer.head.get(key) != request[key]:
                 raise Refused(f"its {key} differs from the request's: a replayed or forged answer")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from promptfed.core.errors import PromptFedError
 from promptfed.core.files import make_private, private
+from promptfed.sites.log_rotation import rotating
 from promptfed.sites.pid_file import acquire
 
 RESTART_SECONDS = 1.0
@@ -35,6 +36,7 @@ class Party:
     pid_file: Path
     environment: Mapping[str, str] = field(default_factory=dict)
     ports: tuple[int, ...] = ()
+    more_logs: tuple[Path, ...] = ()  # of its other processes
 
 
 def keep_running(party: Party, say: Say, begin: Callable[[], None] = lambda: None) -> None:
@@ -47,7 +49,7 @@ def keep_running(party: Party, say: Say, begin: Callable[[], None] = lambda: Non
         _end_jobs(party.workspace, 0.0)  # left over from a watchdog that was killed: a party must not run twice
         begin()
         _require_free(party.ports)
-        look = _watch_certificates(party.log, say)
+        look, rotate = _watch_certificates(party.log, say), rotating((party.log, *party.more_logs))
         while not stopping:
             process = subprocess.Popen(
                 party.command,
@@ -61,6 +63,7 @@ def keep_running(party: Party, say: Say, begin: Callable[[], None] = lambda: Non
             try:
                 while process.poll() is None and not stopping:
                     look()
+                    rotate()
                     time.sleep(0.1)
             finally:
                 _end_group(process)
@@ -80,6 +83,8 @@ def _watch_certificates(log: Path, say: Say) -> Callable[[], None]:
             return
         due = time.monotonic() + LOOK_SECONDS
         with log.open("rb") as file:
+            if file.seek(0, os.SEEK_END) < read:
+                read = 0  # it was full, and begins anew
             file.seek(read)
             found = file.read()
         read += len(found)
@@ -94,7 +99,7 @@ def _require_free(ports: Sequence[int]) -> None:
     """Refuse ports that are not free on this machine."""
     ends = time.monotonic() + FREE_SECONDS
     for port in ports:
-        while trouble := _trouble(port):
+        while trouble := port_trouble(port):
             if time.monotonic() > ends:
                 raise PromptFedError(
                     f"The server cannot listen on port {port}: {trouble}. Stop the process that uses it, or "
@@ -103,7 +108,7 @@ def _require_free(ports: Sequence[int]) -> None:
             time.sleep(0.1)
 
 
-def _trouble(port: int) -> str:
+def port_trouble(port: int) -> str:
     """Return why a port is not free; empty if it is."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as a server does after a restart

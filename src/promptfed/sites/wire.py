@@ -11,6 +11,8 @@ from safetensors.torch import load, save
 
 from promptfed.core.errors import PromptFedError
 from promptfed.core.tree import Tree, settled
+from promptfed.core.version import __version__
+from promptfed.sites.versions import PACKED_BY, VERSION
 
 FORMAT = 1
 TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool)
@@ -38,7 +40,7 @@ class Message:
 def pack(message: Message) -> bytes:
     """Return the message as bytes; the order of names, which sums depend on, is kept."""
     plain = {name: _plain(value) for name, value in message.tree.items()}
-    head = json.dumps({"format": FORMAT, "order": list(plain), **message.head})
+    head = json.dumps({"format": FORMAT, PACKED_BY: __version__, "order": list(plain), **message.head})
     return save(plain, metadata={"head": head})
 
 
@@ -57,7 +59,7 @@ def unpack(data: bytes, limit: int) -> Message:
         head = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["head"])
         tree = load(data)
         if head["format"] != FORMAT:
-            raise Refused(f"it has format {head['format']}, this version reads {FORMAT}")
+            raise Refused(_foreign_format(head))
         order = head.pop("order")
         if sorted(order) != sorted(tree):
             raise Refused("its names differ from those it announces")
@@ -66,6 +68,14 @@ def unpack(data: bytes, limit: int) -> Message:
         return Message(head, settled({name: tree[name] for name in order}))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         raise Refused("it is not a PromptFed message") from error
+
+
+def _foreign_format(head: Header) -> str:
+    """Return why a message in another format is refused."""
+    number, maker = head["format"], head.get(PACKED_BY)
+    known = isinstance(number, int) and isinstance(maker, str) and VERSION.fullmatch(maker)
+    which = f"message format {number} of PromptFed {maker}" if known else "another message format"
+    return f"it has {which}, and this is {__version__} with format {FORMAT}; install the same version on both sides"
 
 
 def shapes(tree: Tree) -> Shapes:

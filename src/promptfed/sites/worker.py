@@ -43,6 +43,7 @@ from promptfed.sites.masks import Masks, Trust, find_secure_sum
 from promptfed.sites.outbox import describe_failure, log_answer
 from promptfed.sites.protocol import join_parts, pick_part, version
 from promptfed.sites.sources import pin_sources, shown_sources
+from promptfed.sites.versions import PACKED_BY, NoteTaker, find_mismatch
 from promptfed.sites.wire import Header, Message, Refused
 
 log = logging.getLogger("promptfed.site")
@@ -67,16 +68,23 @@ class Worker:
     _once: Tree = field(default_factory=dict)
     _masks: Masks | None = None  # of the current session
 
+    def __post_init__(self) -> None:
+        self._notes = NoteTaker(self.home)
+
     def answer(self, request: bytes) -> bytes:
         """Return the answer to a request; whatever goes wrong becomes an answer too."""
         head: Header = {"site": self.site}
         try:
             message = wire.unpack(request, self.limit)
+            self._notes.take(message.head)
+            if trouble := find_mismatch(message.head.get(PACKED_BY), "the coordinator"):
+                raise Refused(trouble)
             head |= {key: message.head[key] for key in KEPT}
             if message.head["site"] != self.site:
                 raise Refused(f'the request is for "{message.head["site"]}"')
             reply = self._work(message)
         except Refused as refusal:
+            log.warning("refused a request: %s", refusal)
             reply = Message({"error": str(refusal)}, {})
         except Exception as error:  # a site must survive anything; details may be private and stay here
             log.error("%s", traceback.format_exc())
