@@ -129,6 +129,29 @@ def test_ctrl_c_says_how_to_go_on(seconds: int, images: Path, tmp_path: Path, st
     assert_same(bits(folder), bits(straight("pfedpt")))
 
 
+@pytest.mark.parametrize("last", ["exhibits.write_figures", "exhibits.draw_prompts", "write_report"])
+def test_a_run_stopped_at_its_very_end_lacks_nothing_when_it_is_resumed(
+    last: str, images: Path, tmp_path: Path, straight: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(f"promptfed.runs.execution.{last}", stop)
+        done = promptfed("run", *words(images, "pfedpt"), "--out", folder)
+    finished = last == "write_report"
+    said = "Stopped after the last round: the run is finished. Its report: promptfed report"
+    assert done.err == (
+        f"{said} {folder}\n" if finished else f"Stopped. Resume with: promptfed run --resume {folder}\n"
+    )
+    assert done.code == 130
+    assert (folder / "summary.json").is_file() == finished
+    assert resume(folder).code == 0
+    assert content(folder).keys() == content(straight("pfedpt")).keys()
+    assert_same(bits(folder), bits(straight("pfedpt")))
+
+
 # -- a checkpoint that is not what was saved ------------------------------------------------------------------------
 
 
@@ -341,6 +364,28 @@ def test_leftovers_of_an_interrupted_commit_are_removed(folder: Path) -> None:
     assert left == {"state.json", state["server"]["file"], *state["personal"]}
     assert named - left == {"server-000003.safetensors"} | (named - left - {"state.json"})
     bits(folder)
+
+
+def test_leftovers_of_a_run_killed_right_after_its_last_commit_are_removed(folder: Path) -> None:
+    named = set(content(folder / "checkpoint"))
+    for name in ("server-000002.safetensors", "personal-000000.safetensors"):
+        (folder / "checkpoint" / name).write_bytes(b"stale")
+    assert resume(folder).code == 0
+    assert set(content(folder / "checkpoint")) == named
+
+
+def test_a_run_killed_as_it_began_gets_what_it_lacks(folder: Path) -> None:
+    whole = json.loads((folder / "env.json").read_text())
+    shutil.rmtree(folder / "checkpoint")
+    for path in folder.iterdir():
+        if path.name != "recipe.toml":
+            path.unlink()
+    assert resume(folder).code == 0
+    found = json.loads((folder / "env.json").read_text())
+    assert [found[key] for key in ("device", "threads", "torch")] == [
+        whole[key] for key in ("device", "threads", "torch")
+    ]
+    assert (folder / "partition.json").is_file()
 
 
 # -- errors in the middle -------------------------------------------------------------------------------------------
