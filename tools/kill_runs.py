@@ -12,7 +12,6 @@ seed alone. It ends with exit code 1 if any run differs, or if a killed run cann
 import argparse
 import multiprocessing
 import os
-import pkgutil
 import random
 import re
 import signal
@@ -28,7 +27,6 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-import promptfed.methods
 from promptfed.backbones import BACKBONES
 from promptfed.backbones.painter import Painter
 from promptfed.backbones.residual import ResNetArch
@@ -37,12 +35,16 @@ from promptfed.core import options
 from promptfed.core.files import unsealed, unsealed_toml
 from promptfed.federation import loop
 from promptfed.federation.store import Store
-from promptfed.runs import config, registry, resuming
+from promptfed.runs import config, execution, registry, resuming
 
 Words = tuple[str, ...]
 SHARED = ("clients=4", "per_round=2", "rounds=5", "checkpoint_seconds=0", "device=cpu")
 IMAGES = ("data.name=npz:{images}", "partition.name=iid")
 SHOPS = ("data.name=fashion-shops", "data.limit=3", "partition.name=domain")
+BOOTS = (  # as few as a text-to-image model of real size can do with
+    *("data.name=fashion-shops", "data.only=Ankle boot", "data.limit=3", "partition.name=equal", "partition.each=3"),
+    *("clients=2", "per_round=1", "rounds=2", "evaluate.every=2", "evaluate.after=false"),
+)
 SMALL = {  # a backbone for every method's own: its words
     "cnn": ("backbone.name=vit-tiny", "backbone.width=8", "backbone.depth=1", "backbone.heads=2"),
     "diffusion": ("backbone.name=painter",),
@@ -59,7 +61,7 @@ MORE: dict[str, tuple[str, Words]] = {  # all that changes how a run goes on: th
     "central noise": ("fedvpt", ("guards.clip=1", "guards.noise=1", "guards.place=central")),
     "domains": ("fedapt", SHOPS),
     "dropout": ("fedavg", ("backbone.name=cnn-pfl", "backbone.channels=[4,4]", "backbone.hidden=[8]")),
-    "embedded diffusion": ("relic", ("backbone.name=diffusion", "rounds=2", "data.name=fashion-shops", "data.limit=2")),
+    "embedded diffusion": ("relic", ("backbone.name=diffusion", *BOOTS)),
     "krum": ("fedavg", ("guards.robust=krum", "guards.byzantine=0", "per_round=4")),
     "local noise, a budget": ("fedavg", ("guards.clip=1", "guards.noise=2", "guards.budget=8", "guards.delta=0.01")),
     "median": ("promptfl", ("guards.robust=median",)),
@@ -166,8 +168,7 @@ def _die_at(number: int, folder: str) -> list[str]:
 def begin(method: str, words: Words, folder: Path, dying: int = 0) -> Any:
     """Return a process at work on a run, forked from one that has imported everything."""
     context = multiprocessing.get_context("forkserver")
-    modules = (f"promptfed.methods.{one.name}" for one in pkgutil.iter_modules(promptfed.methods.__path__))
-    context.set_forkserver_preload(["promptfed.runs.runner", "promptfed.results.report", *modules])
+    context.set_forkserver_preload(["__main__"])
     folder.parent.mkdir(exist_ok=True)
     process = context.Process(target=work, args=(method, words, folder, dying))
     process.start()
@@ -315,5 +316,17 @@ def main() -> int:
     return int(differing > 0)
 
 
+def warm() -> None:
+    """Make a run in the process that all others are forked from: it has then imported and compiled everything."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as place:
+        _, words = cases()["fedavg"]
+        images = str(write_images(Path(place) / "images.npz"))
+        few = [word.replace("{images}", images) for word in words]
+        execution.start(config.load_one("fedavg", few), Path(place) / "run")
+
+
 if __name__ == "__main__":
     sys.exit(main())
+if __name__ == "__mp_main__":
+    warm()
