@@ -164,7 +164,7 @@ def test_one_class_one_client_one_image(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["iid", "dirichlet", "pathological", "quantity"])
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(200)
 def test_as_many_clients_as_training_images(name: str) -> None:
     dataset = dataset_of(np.arange(2000) ** 2 % 7, np.arange(2000) % 4 == 3, classes=7)
     options: dict[str, object] = {"classes_per_client": 1} if name == "pathological" else {}

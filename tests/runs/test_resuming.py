@@ -18,7 +18,7 @@ from promptfed.federation.loop import Loop
 from promptfed.results.folder.record import Line, Record
 from promptfed.runs import config, runner
 from support.command import Done, environment, promptfed
-from support.stopped_runs import Run, assert_same, bits, content, same
+from support.stopped_runs import Run, assert_same, bits, content, lines_in, same
 from support.tiny_runs import tiny, write_images
 
 ROUNDS = 8
@@ -75,12 +75,12 @@ def folder(stopped: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("method", METHODS)
 def test_killed_again_and_again(method: str, images: Path, tmp_path: Path, straight: Callable[[str], Path]) -> None:
     moments, folder = random.Random(method), tmp_path / "run"
-    code = Run(folder, *words(images, method), "--out", str(folder)).stop(signal.SIGKILL, 1, moments.uniform(0, 0.03))
+    first = signal.SIGKILL, 1, moments.randrange(8)
+    code = Run(folder, *words(images, method), "--out", str(folder), stop=first).end()
     kills = 0
     while code == -signal.SIGKILL:
         kills += 1
-        run = Run(folder, "--resume", str(folder))
-        code = run.stop(signal.SIGKILL, 1 + 3 * kills, moments.uniform(0, 0.03))
+        code = Run(folder, "--resume", str(folder), stop=(signal.SIGKILL, 1 + 3 * kills, moments.randrange(8))).end()
     assert code == 0
     assert kills >= 2
     assert_same(bits(folder), bits(straight(method)))
@@ -93,17 +93,18 @@ def test_killed_before_the_first_checkpoint(
     lines: int, images: Path, tmp_path: Path, straight: Callable[[str], Path]
 ) -> None:
     folder = tmp_path / "run"
-    run = Run(folder, *words(images, "pfedpt", "checkpoint_seconds=1000"), "--out", str(folder))
-    assert run.stop(signal.SIGKILL, lines) == -signal.SIGKILL
+    given = [*words(images, "pfedpt", "checkpoint_seconds=1000"), "--out", str(folder)]
+    assert Run(folder, *given, stop=(signal.SIGKILL, lines, 0)).end() == -signal.SIGKILL
     assert not (folder / "checkpoint" / "state.json").exists()
     assert Run(folder, "--resume", str(folder)).end() == 0
     assert_same(bits(folder), bits(straight("pfedpt")))
 
 
 @pytest.mark.slow
-def test_a_real_process_killed_and_resumed(images: Path, tmp_path: Path, straight: Callable[[str], Path]) -> None:
+def test_a_real_process_killed_and_resumed(images: Path, tmp_path: Path) -> None:
     folder, command = tmp_path / "run", [sys.executable, "-m", "promptfed", "run"]
-    first = subprocess.Popen([*command, *words(images, "pfedpt"), "--out", str(folder)], env=environment())
+    many = words(images, "pfedpt", "rounds=300")  # so that it cannot end before it is killed
+    first = subprocess.Popen([*command, *many, "--out", str(folder)], env=environment())
     lines = folder / "rounds.jsonl"
     while not lines.exists() or lines.read_bytes().count(b"\n") < 3:
         assert first.poll() is None
@@ -111,7 +112,8 @@ def test_a_real_process_killed_and_resumed(images: Path, tmp_path: Path, straigh
     first.kill()
     assert first.wait() == -signal.SIGKILL
     subprocess.run([*command, "--resume", str(folder)], env=environment(), check=True, stdout=subprocess.DEVNULL)
-    assert_same(bits(folder), bits(straight("pfedpt")))
+    assert Run(tmp_path / "straight", *many, "--out", str(tmp_path / "straight")).end() == 0
+    assert_same(bits(folder), bits(tmp_path / "straight"))
 
 
 # -- Ctrl-C -------------------------------------------------------------------------------------------------------
@@ -120,11 +122,12 @@ def test_a_real_process_killed_and_resumed(images: Path, tmp_path: Path, straigh
 @pytest.mark.parametrize("seconds", [0, 1000])
 def test_ctrl_c_says_how_to_go_on(seconds: int, images: Path, tmp_path: Path, straight: Callable[[str], Path]) -> None:
     folder = tmp_path / "run"
-    run = Run(folder, *words(images, "pfedpt", f"checkpoint_seconds={seconds}"), "--out", str(folder))
-    assert run.stop(signal.SIGINT, 3, 0.02) == 130
+    given = [*words(images, "pfedpt", f"checkpoint_seconds={seconds}"), "--out", str(folder)]
+    run = Run(folder, *given, stop=(signal.SIGINT, 3, 2))
+    assert run.end() == 130
     assert run.errors.read_text() == f"Stopped. Resume with: promptfed run --resume {folder}\n"
     state = json.loads((folder / "checkpoint" / "state.json").read_text())
-    assert state["round"] == run.lines()
+    assert state["round"] == lines_in(folder)
     assert Run(folder, "--resume", str(folder)).end() == 0
     assert_same(bits(folder), bits(straight("pfedpt")))
 

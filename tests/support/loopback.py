@@ -91,11 +91,11 @@ class Loopback:
                 process.send_signal(signal.SIGTERM)
         for process in self.processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(20)
+                process.wait(60)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        ends = time.monotonic() + 5  # a worker sees within a moment that its parent has gone
+        ends = time.monotonic() + 60  # a worker sees within a moment that its parent has gone
         while self.of_federation() and time.monotonic() < ends:
             time.sleep(0.1)
         self.left = self.of_federation()
@@ -129,7 +129,7 @@ def loopback(folder: Path, *keys: str) -> Iterator[Loopback]:
         federation.close()
 
 
-def until(true: Callable[[], object], seconds: float = 60) -> None:
+def until(true: Callable[[], object], seconds: float = 200) -> None:
     """Wait until something is true."""
     ends = time.monotonic() + seconds
     while not true():

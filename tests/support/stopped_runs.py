@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import signal
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,11 @@ from support.tiny_runs import plain
 Bits = tuple[Tree, dict[int, Tree], list[dict[str, Any]]]
 
 
-def _main(words: list[str], errors: str) -> None:
+Stop = tuple[signal.Signals, int, int]
+"""A signal that a process sends itself: after how many rounds on record, and how many more changes of files."""
+
+
+def _main(words: list[str], errors: str, folder: Path, stop: Stop | None) -> None:
     """Be the command line in a process of one's own."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -27,37 +31,48 @@ def _main(words: list[str], errors: str) -> None:
     from promptfed import cli
 
     sys.argv = ["promptfed", *words]
+    if stop is not None:
+        sys.addaudithook(_stopper(folder, *stop))
     cli.main()
+
+
+def _stopper(folder: Path, sign: signal.Signals, lines: int, changes: int) -> Callable[[str, tuple[Any, ...]], None]:
+    """Return what sends this process a signal when it is about to change a file, however fast or slow it runs."""
+    left = changes
+
+    def hook(event: str, given: tuple[Any, ...]) -> None:
+        nonlocal left
+        writes = event == "open" and given[2] & (os.O_WRONLY | os.O_RDWR)
+        if not (writes or event in ("os.rename", "os.remove")) or not str(given[0]).startswith(str(folder)):
+            return
+        if left >= 0 and lines_in(folder) >= lines:
+            left -= 1
+            if left < 0:
+                os.kill(os.getpid(), sign)
+
+    return hook
+
+
+def lines_in(folder: Path) -> int:
+    """Return how many rounds are on record."""
+    path = folder / "rounds.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 class Run:
     """`promptfed run …` as a process forked from one that has imported everything, so that a test can afford many."""
 
-    def __init__(self, folder: Path, *words: str) -> None:
+    def __init__(self, folder: Path, *words: str, stop: Stop | None = None) -> None:
         self.folder, self.errors = folder, folder.with_suffix(".stderr")
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(
             ["promptfed.runs.runner", "promptfed.results.report", "promptfed.cli", "stopped_runs"]
         )
-        self.process = context.Process(target=_main, args=(["run", *words], str(self.errors)))
+        self.process = context.Process(target=_main, args=(["run", *words], str(self.errors), folder, stop))
         self.process.start()
 
-    def lines(self) -> int:
-        path = self.folder / "rounds.jsonl"
-        return path.read_bytes().count(b"\n") if path.exists() else 0
-
-    def stop(self, sign: signal.Signals, lines: int, delay: float = 0.0) -> int:
-        """Send a signal once that many rounds are on record and `delay` has passed; return the exit code."""
-        until = time.monotonic() + 60
-        while self.process.is_alive() and self.lines() < lines and time.monotonic() < until:
-            time.sleep(0.002)
-        time.sleep(delay)
-        if self.process.is_alive() and self.process.pid:
-            os.kill(self.process.pid, sign)
-        return self.end()
-
     def end(self) -> int:
-        self.process.join(60)
+        self.process.join(240)
         assert self.process.exitcode is not None
         return self.process.exitcode
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from promptfed.backbones import companions, float8, fused
 from promptfed.backbones.init import affine
-from promptfed.core import ops
+from promptfed.core import memory, ops
 from promptfed.core.errors import PromptFedError
 from promptfed.core.protocols import Tokens
 from promptfed.core.tree import Tree
@@ -80,13 +80,15 @@ def shapes(arch: Arch) -> dict[str, tuple[int, ...]]:
 
 def fresh(arch: Arch, generator: torch.Generator) -> Tree:
     """Return weights for training from scratch, in PyTorch's own distributions; class token and positions are zero."""
+    memory.require(4 * arch.depth * arch.width * (4 * arch.width + 2 * arch.mlp), "backbone.depth", "backbone.width")
     weights: Tree = {}
-    for name, shape in shapes(arch).items():
+    known = shapes(arch)
+    for name, shape in known.items():
         if name in weights:
             continue
         if name.endswith(".weight") and len(shape) == 2:
             made = affine(name.removesuffix(".weight"), shape, generator)
-            weights |= {part: value for part, value in made.items() if part in shapes(arch)}
+            weights |= {part: value for part, value in made.items() if part in known}
         else:
             weights[name] = torch.zeros(shape) if name.endswith(("cls", "position", ".bias")) else torch.ones(shape)
     return weights

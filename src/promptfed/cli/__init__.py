@@ -80,7 +80,7 @@ def main() -> None:
 
         if not memory.ran_out(error):
             raise
-        _fail(memory.sentence())
+        _fail(memory.sentence(error))
 
 
 def _fail(sentence: str) -> None:

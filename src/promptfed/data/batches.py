@@ -1,5 +1,6 @@
 """Seeded, padded batches of one client, or of a stack of clients whose tensors gain a leading C."""
 
+import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -9,11 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from promptfed.core import keys
+from promptfed.core import keys, memory
 from promptfed.core.protocols import Backbone, Batch, Change, Draw
 from promptfed.core.tree import Tree
 from promptfed.data.dataset import Dataset, Indices
 from promptfed.data.training import PLAIN, Training
+
+GROWING = ("data.size", "fleet.width")  # keys of a recipe that batches grow with, besides the method's own
 
 
 class Pool:
@@ -107,6 +110,7 @@ class ClientData:
     ) -> "PlannedBatches":
         """Return the batches of `epochs` passes over the data, or exactly `steps` steps."""
         plans = []
+        self._require_room(size, epochs, steps)
         for client, rows in zip(self.clients, self.rows, strict=True):
             shuffle = None if ordered else keys.generator(self.seed, "batches", purpose, client, self.round)
             plans.append(_plan(len(rows), size, epochs, steps, shuffle, drop_last))
@@ -125,6 +129,13 @@ class ClientData:
         # a walk in order looks at the images as they are, and learns nothing
         data = replace(self, training=PLAIN) if ordered else self
         return data._planned(purpose, size, index, local, mask, lengths)
+
+    def _require_room(self, size: int, epochs: int, steps: int | None) -> None:
+        """Refuse batches that the machine has no room for: all their places, and the images of one of them."""
+        longest = max(len(rows) for rows in self.rows)
+        most = max(epochs * -(-longest // size), 1) if steps is None else steps
+        places, images = 8 * most, 4 * math.prod(self.pool.x.shape[1:])
+        memory.require(len(self.rows) * size * (places + images), "method.batch", "method.epochs", *GROWING)
 
     def _planned(
         self, purpose: str, size: int, index: Indices, local: Indices, mask: NDArray[np.bool_], lengths: tuple[int, ...]

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from promptfed.core import progress
+from promptfed.core import memory, progress
 from promptfed.core.errors import PromptFedError
 from promptfed.data.dataset import Dataset, Images
 from promptfed.data.download import home
@@ -218,7 +218,7 @@ def _decoded(album: Album, size: int, skip_corrupt: bool) -> Iterator[Images | N
     def one(photo: Photo) -> Images | None:
         try:
             return resize(album.read(photo), size)
-        except PromptFedError:  # the file is not at fault
+        except (PromptFedError, MemoryError):  # the file is not at fault
             raise
         except Exception as problem:  # damaged files make Pillow raise nearly anything
             if skip_corrupt:
@@ -228,6 +228,7 @@ def _decoded(album: Album, size: int, skip_corrupt: bool) -> Iterator[Images | N
             ) from problem
 
     count = len(album.photos)
+    memory.require(3 * size**2 * min(count, AHEAD), "data.size")
     with album.around(), ThreadPoolExecutor() as pool, progress.bar(f"decoding {album.name}", count) as advance:
         for start in range(0, count, AHEAD):
             for image in pool.map(one, album.photos[start : start + AHEAD]):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from promptfed.core import extensions, tree
+from promptfed.core import extensions, memory, tree
 from promptfed.core.method import Method, Task
 from promptfed.core.protocols import Batch
 from promptfed.core.tree import Tree
@@ -92,6 +92,9 @@ class OneByOne:
             if test:
                 params = self.method.trained(self.task, own, after, up)
                 tested = _test(self.method, self.task, params, self.shards.data([client], round, "test", stacked=False))
+            if not rows and not self.shards.pool.x.is_cuda:
+                # every answer, and all of them stacked
+                memory.require(2 * len(clients) * tree.nbytes(up), "per_round", "clients")
             rows.append((up, extensions.measures(self.method, self.task, before, after), tested))
             if keep:
                 self.store.put(client, after)

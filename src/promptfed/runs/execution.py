@@ -76,16 +76,16 @@ def execute(plan: Plan, loop: Loop, track: tuple[str, ...] = ()) -> Result:
 
 def _complete(plan: Plan, loop: Loop, track: tuple[str, ...]) -> Line:
     record = loop.record
-    with precision(str(plan.recipe.fleet["precision"])):
-        sources = digests(plan)
-        _restore(plan, loop, sources)
-        with tracking.follow(record.folder, track) as following:
+    sources = digests(plan)
+    _restore(plan, loop, sources)
+    with tracking.follow(record.folder, track) as following:
+        with precision(str(plan.recipe.fleet["precision"])):
             summary = _finish_rounds(plan, loop, sources, following)
-            record.finish(summary)
-            following.finish(summary)
-    exhibits.write_figures(loop, record.folder / names.FIGURES, plan.dataset)
-    domains.show(loop, plan.dataset, record.folder)
-    exhibits.draw_prompts(loop, record.folder / names.PICTURES, plan.dataset)
+        exhibits.write_figures(loop, record.folder / names.FIGURES, plan.dataset)
+        domains.show(loop, plan.dataset, record.folder)
+        exhibits.draw_prompts(loop, record.folder / names.PICTURES, plan.dataset)
+        record.finish(summary)  # last of all that needs the models: a run that has it is finished
+        following.finish(summary)
     write_report([record.folder])
     return summary
 
@@ -119,6 +119,7 @@ def _restore(plan: Plan, loop: Loop, sources: Mapping[str, str]) -> None:
         record.rewind(0)
     else:
         loop.restore(state)
+        record.tidy(state)  # if it was killed right after the commit
     stored = record.folder / names.RECIPE
     text = unsealed_toml(stored.read_text(encoding="utf-8"))
     if text != recipe.to_toml():  # resumed for more rounds, or on another device

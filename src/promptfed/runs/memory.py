@@ -4,13 +4,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from promptfed.core.errors import PromptFedError
+from promptfed.core.memory import ShortOfMemoryError
 from promptfed.core.options import defaults
 from promptfed.runs import catalogue
 from promptfed.runs.recipe import Recipe
 
-SIGNS = ("can't allocate memory", "not enough memory", "out of memory", "Maximum allowed dimension")
+SIGNS = (
+    *("can't allocate memory", "not enough memory", "out of memory"),
+    *("Maximum allowed dimension", "Storage size calculation overflowed"),
+)
 # what memory grows with, where no key of the model is larger than usual
 OFTEN = ("fleet.width", "method.batch", "backbone.size")
+# what is usual of keys that have no default, or none that says so
+USUAL: Mapping[str, int] = {"method.batch": 64, "data.size": 32, "clients": 20, "per_round": 20, "fleet.width": 20}
 
 
 def ran_out(error: BaseException) -> bool:
@@ -20,11 +26,12 @@ def ran_out(error: BaseException) -> bool:
     return isinstance(error, RuntimeError | ValueError) and any(sign in str(error) for sign in SIGNS)
 
 
-def sentence(keys: tuple[str, ...] = OFTEN) -> str:
+def sentence(error: BaseException, keys: tuple[str, ...] = OFTEN) -> str:
     """Return what to tell a user whose memory ran out."""
     first, *others = keys
     rest = f", or else {' or '.join(others)}" if others else ""
-    return f"There is not enough memory for this; lower {first}{rest}."
+    why = f": {error}" if isinstance(error, ShortOfMemoryError) else ""
+    return f"There is not enough memory for this{why}; lower {first}{rest}."
 
 
 @contextmanager
@@ -35,27 +42,34 @@ def enough(recipe: Recipe) -> Iterator[None]:
     except (MemoryError, RuntimeError, ValueError) as error:
         if not ran_out(error):
             raise
-        raise PromptFedError(sentence(to_lower(recipe))) from error
+        raise PromptFedError(sentence(error, to_lower(recipe, getattr(error, "keys", ())))) from error
 
 
-def to_lower(recipe: Recipe) -> tuple[str, ...]:
-    """Return the keys that are far above their defaults, or those that most often help."""
+def to_lower(recipe: Recipe, blamed: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Return those of the keys to blame that are far above their defaults, or else all of them.
+
+    Where none is to blame it is those far above their defaults, or else those that most often help.
+    """
+    large = grown(recipe)
+    if blamed:
+        return tuple(key for key in large if key in blamed) or tuple(key for key in blamed if _has(recipe, key))
+    return large or tuple(key for key in OFTEN if _has(recipe, key))
+
+
+def grown(recipe: Recipe) -> tuple[str, ...]:
+    """Return the keys that are far above their defaults, largest first."""
     known = catalogue.backbones().get(str(recipe.backbone.get("name")))
-    usual = {"method": {"batch": 64}, "backbone": defaults(known) if known else {}}
-    grown = {
-        f"{table}.{key}": _size(value) / max(1.0, _size(usual[table].get(key)))
-        for table, values in (("method", recipe.method), ("backbone", recipe.backbone))
-        for key, value in values.items()
-        if _size(value) > 8 * max(1.0, _size(usual[table].get(key))) and _size(value) > 64
+    usual = USUAL | {f"backbone.{key}": value for key, value in (defaults(known) if known else {}).items()}
+    times = {
+        key: _size(value) / max(1.0, _size(usual.get(key)))
+        for key, value in recipe.flatten().items()
+        if (key in USUAL or key.startswith(("method.", "backbone."))) and _size(value) > 64
     }
-    chosen = sorted(grown, key=lambda key: -grown[key])
-    return tuple(chosen or (key for key in OFTEN if _has(recipe, key)))
+    return tuple(sorted((key for key in times if times[key] > 8), key=lambda key: -times[key]))
 
 
 def _has(recipe: Recipe, key: str) -> bool:
-    table, _, name = key.partition(".")
-    values: Mapping[str, object] = getattr(recipe, table)
-    return name in values
+    return key in recipe.flatten()
 
 
 def _size(value: object) -> float:

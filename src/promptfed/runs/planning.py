@@ -34,7 +34,8 @@ from promptfed.federation.loop import Loop, Settings, rng_for
 from promptfed.federation.sampling import choose
 from promptfed.federation.store import Store
 from promptfed.results.folder.record import Record
-from promptfed.runs import config
+from promptfed.runs import config, memory
+from promptfed.runs.footprint import require_room
 from promptfed.runs.learning import held_out, stopping_of, training_of
 from promptfed.runs.recipe import EvaluateOptions, FleetOptions, Recipe
 from promptfed.runs.selecting import own_keys, selected, selected_each
@@ -159,6 +160,8 @@ def make_loop(plan: Plan, record: Record, *, secret_draw: bool = True) -> Loop:
     def fleet_of(own: Shards) -> Fleet:
         return Stacked(method, task, own, store, width) if stacked else OneByOne(method, task, own, store)
 
+    if memory.grown(recipe):
+        require_room(method, task, shards, width if stacked else 1)
     founders = recipe.clients - recipe.newcomers
     guarded = guards.build(
         recipe.guards, method, recipe.seed, founders, recipe.per_round or founders, secret_draw=secret_draw

@@ -5,12 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from promptfed.core.errors import PromptFedError
+from promptfed.core.files import write_sealed
 from promptfed.core.method import Method
 from promptfed.results import tracking
 from promptfed.results.folder import names
 from promptfed.results.folder.parts import read_summary
 from promptfed.results.folder.record import Record, over_sites
+from promptfed.results.report import write_report
 from promptfed.runs import config, execution
+from promptfed.runs.environment import environment
 from promptfed.runs.execution import Result
 from promptfed.runs.memory import enough
 from promptfed.runs.planning import make_loop, prepare
@@ -46,6 +49,8 @@ def resume(
     if not longer and (folder / names.SUMMARY).exists():
         summary = read_summary(folder)
         record.read(summary["accuracy"]["round"])
+        if not (folder / names.REPORT).is_file():  # stopped in the very last moment
+            write_report([folder])
         return Result(folder, record.rounds, summary)
     stored = replace(
         stored,
@@ -56,6 +61,8 @@ def resume(
     )
     with enough(stored):
         plan = prepare(stored, method, folder / names.PARTITION)
+    if not (folder / names.ENVIRONMENT).exists():  # killed as it began
+        write_sealed(folder / names.ENVIRONMENT, environment(plan.device))
     if not (folder / names.PARTITION).exists():
         plan.partition.save(folder / names.PARTITION, plan.dataset)
     with enough(stored):

@@ -162,6 +162,10 @@ class Record:
             with rounds.open("rb") as file:
                 os.fsync(file.fileno())
         write_sealed(self.checkpoint / names.STATE, state | {"format": FORMAT})
+        self.tidy(state)
+
+    def tidy(self, state: Line) -> None:
+        """Remove the files of the checkpoint that its committed state does not name."""
         named = {state["server"]["file"], names.STATE, *state["personal"]}
         for path in self.checkpoint.iterdir():
             if path.name not in named:
