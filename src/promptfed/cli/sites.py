@@ -75,7 +75,7 @@ def join(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
 ) -> None:
-    """Take part as a site until Ctrl-C. Images and personal state stay here; outbox.jsonl lists what is sent."""
+    """Take part as a site until Ctrl-C. Images and personal state stay here; audit.jsonl lists what is sent."""
     from promptfed.runs.config import check_device, resolve
     from promptfed.sites import flare_workspace as flare
     from promptfed.sites import worker_command as worker
