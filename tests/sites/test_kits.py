@@ -74,7 +74,7 @@ def test_a_site_sets_its_own_rules(north: Kit, tmp_path: Path) -> None:
 
 
 def test_the_server_keeps_its_jobs_in_the_federation(home: Path, tmp_path: Path) -> None:
-    flare.build_server_workspace(home / "kits" / "coordinator", tmp_path / "state", 2**26)
+    flare.build_server_workspace(home / "kits" / "coordinator", tmp_path / "state", ("north", "south"), 2**26)
     text = (home / "kits" / "coordinator" / "local" / "resources.json").read_text()
     assert str(tmp_path / "state" / "jobs") in text
     assert "/tmp/nvflare" not in text

@@ -58,7 +58,8 @@ def start(home: Home = HERE) -> None:
         ports=(federation.port, federation.admin_port),
     )
     say(f"Starting the server; its log is {server.log}. Press Ctrl-C to stop it.")
-    keep_running(server, say, begin=lambda: flare.build_server_workspace(kit, state, federation.answer_bytes))
+    limits = (federation.sites, federation.answer_bytes)
+    keep_running(server, say, begin=lambda: flare.build_server_workspace(kit, state, *limits))
     say("The server has stopped.")
 
 
