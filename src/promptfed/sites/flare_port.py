@@ -13,13 +13,12 @@ from typing import Any
 
 import msgpack
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.drivers.grpc_driver import StreamConnection
 from nvflare.fuel.f3.sfm.constants import Types
 from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 
-from promptfed.sites.oversight import Revocations
+from promptfed.sites.oversight import Revocations, key_digest
 
 log = logging.getLogger("promptfed.port")
 
@@ -29,7 +28,7 @@ class Peer:
     """Who is at the other end of a connection, as its certificate says."""
 
     name: str
-    fingerprint: str
+    key: str  # its digest
     ends: datetime.datetime
 
 
@@ -60,7 +59,7 @@ def _admitted(frames: Iterable[Any], peer: Peer, known: Revocations, sites: froz
 
 def refusal(peer: Peer, known: Revocations, now: Callable[..., datetime.datetime] = datetime.datetime.now) -> str:
     """Return why nothing more is heard from a peer; empty if it is."""
-    if peer.name in known.sites or peer.fingerprint in known.certificates:
+    if peer.name in known.sites or peer.key in known.keys:
         return "its certificate is revoked"
     return "its certificate has expired" if peer.ends < now(datetime.UTC) else ""
 
@@ -85,4 +84,4 @@ def _peer(context: Any) -> Peer | None:
     certificate = x509.load_pem_x509_certificate(found[0])
     names = certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
     name = str(names[0].value) if names else ""
-    return Peer(name, certificate.fingerprint(hashes.SHA256()).hex(), certificate.not_valid_after_utc)
+    return Peer(name, key_digest(certificate), certificate.not_valid_after_utc)

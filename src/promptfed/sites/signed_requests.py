@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SIGNED = "coordinator"  # the part of a request's head that says who asks
 PARTS = ("run", "round", "nonce", "kind", "site", "client")
 SERVER_CERTIFICATE, SERVER_KEY = "server.crt", "server.key"
-LONGEST = 2**13  # letters of a certificate
+LONGEST, LONGEST_NAME = 2**13, 64  # letters of a certificate, and of the name in it
 UNSIGNED = "the request is not signed by this federation's coordinator"
 
 
@@ -69,7 +69,7 @@ def asker(home: Path, head: Header) -> str:
     except (ValueError, TypeError, KeyError, AttributeError, InvalidSignature) as error:
         raise Refused(UNSIGNED) from error
     names = [str(name.value) for name in certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]
-    if names != [expected]:
+    if names != [expected[:LONGEST_NAME]]:
         raise Refused(f'the request is signed by "{"".join(names)}", which is not the coordinator')
     if certificate.not_valid_after_utc < datetime.datetime.now(datetime.UTC):
         raise Refused("the coordinator's certificate has expired")
