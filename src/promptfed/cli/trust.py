@@ -108,7 +108,8 @@ def _show_audit(found: "Audit", home: Path) -> None:
         complain(f"The audit log in {home} does not check out.")
     else:
         say(
-            f"{len(found.records):,} records, all as they were written; the last is {found.last.number}:{found.last.hash}"
+            f"{len(found.records):,} records, all as they were written; the last is "
+            f"{found.last.number}:{found.last.hash}"
         )
 
 
@@ -121,8 +122,8 @@ def renew(
 ) -> None:
     """Make new certificates, good for another 360 days; let a revoked site in again with a new kit.
 
-    Each site gets a small file, which holds no key, and takes it by: promptfed sites join KIT --data DIR --renew FILE. Its
-    state, its ledger, its audit log and its models stay. The coordinator's own count from the next `sites start`.
+    Each site gets a small file, which holds no key, and takes it by: promptfed sites join KIT --data DIR --renew FILE.
+    Its state, its ledger, its audit log and its models stay. The coordinator's own count from the next `sites start`.
     """
     from promptfed.sites import certificates
     from promptfed.sites.flare_workspace import require_flare
@@ -162,13 +163,8 @@ def warn_of_certificates(home: Path, federation: "Federation") -> None:
         say(f"{site} is revoked; it gets a new kit by: promptfed sites renew {site}")
     for one in certificates.validities(home, federation):
         if sentence := one.warning(certificates.now()):
-            say(
-                f"{sentence[0].upper()}{sentence[1:]}; renew it with: promptfed sites renew {_argument(one.party)}".strip()
-            )
-
-
-def _argument(party: str) -> str:
-    return "" if party == "authority" else party
+            who = "" if one.party == certificates.ROOT else f" {one.party}"
+            say(f"{sentence[0].upper()}{sentence[1:]}; renew it with: promptfed sites renew{who}")
 
 
 def show_marks(home: Path) -> None:

@@ -126,7 +126,8 @@ class _Checker:
         if self.known is not None and number == self.known.number and parsed.hash != self.known.hash:
             self._complain(f"{where} is not the record {number} that the coordinator was told of")
         self.next, self.before = number + 1, parsed.hash
-        self.audit.last = Mark(number, parsed.hash)
+        if number > self.audit.last.number:
+            self.audit.last = Mark(number, parsed.hash)
 
     def _check_place(self, where: str, parsed: Parsed, number: int) -> None:
         if number > self.next:

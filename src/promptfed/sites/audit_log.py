@@ -27,6 +27,7 @@ from promptfed.sites.wire import Header, Message, Refused
 
 FILE, HEAD = "audit.jsonl", "audit.head"
 AUDIT = "audit"  # the part of an answer's head that tells its record
+OUTSIDE = (AUDIT, "format")  # what is added to a head after its digest was taken
 FIRST = ("run", "round", "kind", "nonce", "error")  # what a record repeats of the message's head, by name
 LARGEST = 2**24  # bytes of a file
 LONGEST = 200  # letters of a text that is recorded as it is
@@ -57,7 +58,7 @@ def describe(message: Message) -> Header:
 
 def digest_of(message: Message) -> str:
     """Return the digest of a message, which a coordinator that has kept it can work out too."""
-    head = json.dumps({key: value for key, value in message.head.items() if key != AUDIT}, sort_keys=True)
+    head = json.dumps({key: value for key, value in message.head.items() if key not in OUTSIDE}, sort_keys=True)
     return hashlib.sha256(f"{head}\n{digest(message.tree)}".encode()).hexdigest()
 
 

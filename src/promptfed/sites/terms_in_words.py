@@ -69,12 +69,12 @@ def _masks(terms: Terms) -> list[str]:
         said.append(f"Under masks, the others are only {_and(sorted(terms.members))}, known by the keys in [members].")
     else:
         said.append(
-            "Under masks, the others are any sites that the coordinator has made kits for, known by the key they have at "
-            "the first meeting. List their keys in [members] to be sure; sites key prints one."
+            "Under masks, the others are any sites that the coordinator has made kits for, known by the key that they "
+            "have at the first meeting. List their keys in [members] to be sure; sites key prints one."
         )
     if terms.min_change:
         said.append(
-            f"Under masks, the sites of a run are those of an earlier run, or at least {terms.min_change} of them differ."
+            f"Under masks, the sites of a run are those of every earlier run, or at least {terms.min_change} differ."
         )
     return said
 
