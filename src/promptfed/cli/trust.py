@@ -175,7 +175,7 @@ def show_marks(home: Path) -> None:
         say(f"{site}'s audit log was at record {mark['n']}:{mark['hash']} in {mark['run']}")
         if mark["back"]:
             before = ", ".join(map(str, mark["back"]))
-            say(f"  it has gone back {len(mark['back'])} times, from record {before}: ask the site's owner why")
+            say(f"  it has gone back, from record {before}: ask the site's owner why")
 
 
 def current_kit(path: Path, kit: "Kit", state: Path) -> "Kit":
