@@ -5,6 +5,7 @@ import threading
 from typing import Any
 
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.stream_types import StreamError
 
@@ -19,7 +20,7 @@ def bound_streams(largest: int) -> None:
 
     def find_or_create_task(cls: Any, message: Any, cell: Any) -> Any:
         task = honest(cls, message, cell)
-        if task is None or task.failed or task.completed:
+        if task is None or task.failed or task.completed or _site(task.origin) == FQCN.ROOT_SERVER:
             return task
         with _lock:
             reason = excess(task, live(task.origin), len(message.payload or b""), largest)
@@ -36,12 +37,15 @@ def bound_streams(largest: int) -> None:
 
 def live(origin: str) -> list[Any]:
     """Return the unfinished messages of the site that `origin` belongs to."""
-    site = origin.partition(".")[0]
+    site = _site(origin)
     with RxTask.map_lock:
         tasks = list(RxTask.rx_task_map.values())
-    return [
-        task for task in tasks if str(task.origin).partition(".")[0] == site and not task.failed and not task.completed
-    ]
+    return [task for task in tasks if _site(task.origin) == site and not task.failed and not task.completed]
+
+
+def _site(origin: object) -> str:
+    """Return the party that a message comes from; the server's port has seen to it that this is true."""
+    return str(origin).partition(".")[0]
 
 
 def excess(task: Any, others: list[Any], more: int, largest: int) -> str:
