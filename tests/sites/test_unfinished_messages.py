@@ -1,5 +1,6 @@
 """A site that begins many large messages and finishes none takes a bounded part of the coordinator's memory."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,7 +50,7 @@ def test_many_large_messages_at_once_take_a_bounded_part_of_memory(tmp_path: Pat
         federation.start("server", "start")
         federation.join("north")
         federation.join("south")
-        federation.join("west", PYTHONPATH=f"{tmp_path / 'hostile'}:{_path()}")
+        federation.join("west", PYTHONPATH=f"{tmp_path / 'hostile'}:{os.environ.get('PYTHONPATH', '')}")
         words = ("fedavg", "rounds=2", "device=cpu", *SETTINGS["fedavg"], "evaluate.after=false")
         federation.start("run", "run", *words, "--out", "run")
         run = federation.processes["run"]
@@ -62,12 +63,6 @@ def test_many_large_messages_at_once_take_a_bounded_part_of_memory(tmp_path: Pat
     assert "bytes under way, more than" in log
     assert {0, 1} <= set(lines(tmp_path / "run")[0]["clients"])  # type: ignore[call-overload]
     assert max(peaks.values()) < BOUND, peaks
-
-
-def _path() -> str:
-    import os
-
-    return os.environ.get("PYTHONPATH", "")
 
 
 def stream(size: object = 0, received: int = 0, early: int = 0) -> Any:
