@@ -79,9 +79,10 @@ def check_status_and_logs(federation: Loopback, home: Path) -> None:
         assert (marks[site]["n"], marks[site]["hash"]) == (head["n"], head["hash"])
         known = f"{head['n']}:{head['hash']}"
         assert f"{site}'s audit log was at record {known}" in status
-        audit = promptfed("sites", "audit", federation.home(site), "--known", known, cwd=federation.folder)
+        audit = promptfed("sites", "audit", federation.home(site), "--known", known, "--json", cwd=federation.folder)
         assert audit.returncode == 0, audit.stdout + audit.stderr
-        assert "80 fit" in audit.stdout
+        (run,) = json.loads(audit.stdout)["runs"]
+        assert (run["kinds"]["fit"], run["rounds"]) == (80, 80)
 
 
 def let_in_again(federation: Loopback, home: Path) -> None:

@@ -88,13 +88,14 @@ def _show_audit(found: "Audit", home: Path) -> None:
     from promptfed.sites.audit_check import totals
 
     shown = Table(box=None, pad_edge=False)
-    for column in ("run", "from", "to", "messages", "refusals", "rounds", "kB", "ε"):
-        shown.add_column(column, justify="left" if column in ("run", "from", "to", "messages") else "right")
+    for column in ("run", "from", "to", "messages", "refusals", "kB", "ε"):
+        left = column in ("run", "from", "to", "messages")
+        shown.add_column(column, justify="left" if left else "right", overflow="fold")  # nothing is cut off
     for run in totals(found.records):
         kinds = ", ".join(f"{count} {kind}" for kind, count in run.kinds.items())
         spent = "" if run.epsilon is None else f"{run.epsilon:.3g}"
         times = (_when(run.first), _when(run.last))
-        sizes = (str(run.refusals), str(run.rounds), f"{run.bytes / 1000:,.1f}")
+        sizes = (str(run.refusals), f"{run.bytes / 1000:,.1f}")
         shown.add_row(*(printable(cell) for cell in (run.run, *times, kinds, *sizes, spent)))
     console.print(shown, markup=False)
     askers = {str(record["to"]) for record in found.records if record["to"]}
@@ -136,7 +137,8 @@ def renew(
             say("The site joins with it and its old --home. Its old key is revoked.")
         else:
             say(f"New certificate for {site}: {path}. It contains no key; the site takes it by: sites join --renew")
-    say("The coordinator's own certificates count from the next start of the server: promptfed sites start")
+    if not set(sites or [certificates.COORDINATOR]) <= made.keys():
+        say("The coordinator's own certificates count from the next start of the server: promptfed sites start")
 
 
 def revoke(
