@@ -21,6 +21,7 @@ from promptfed.core.errors import PromptFedError
 from promptfed.sites import audit_log, wire
 from promptfed.sites.audit_check import check_audit, read_known, totals
 from promptfed.sites.audit_log import GENESIS, AuditLog, Mark, describe, digest_of, older_files
+from promptfed.sites.identity import signing_key
 from promptfed.sites.wire import Message, Refused
 from support.curious import Prober
 from support.three_sites import OPEN, recipe, workers
@@ -37,7 +38,7 @@ def message(number: int) -> Message:
 def write_log(home: Path, count: int = COUNT) -> list[Mark]:
     """Write a log of so many records."""
     log = AuditLog(home, "north")
-    extra = {"to": "a" * 64, "terms": None, "recipe": "b" * 64, "guards": {}}
+    extra: dict[str, object] = {"to": "a" * 64, "terms": None, "recipe": "b" * 64, "guards": {}}
     return [log.append({**extra, **describe(message(number))}) for number in range(count)]
 
 
@@ -344,7 +345,7 @@ def test_the_command_shows_totals_and_names_what_is_wrong(home: Path) -> None:
 
 def test_elsewhere_the_key_is_given(home: Path) -> None:
     known = f"14:{check_audit(home).last.hash}"
-    key = audit_log.signing_key(home).public_key().public_bytes_raw().hex()
+    key = signing_key(home).public_key().public_bytes_raw().hex()
     (home / "identity.pem").unlink()
     with pytest.raises(PromptFedError, match="give the site's key by --key"):
         check_audit(home)

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from promptfed.core.errors import PromptFedError
 from promptfed.sites import audit_log, certificates, coordinator, wire
 from promptfed.sites.admin_session import connected
-from promptfed.sites.oversight import OUT, Oversight
+from promptfed.sites.oversight import OUT, REVOKED, Oversight, Revocations
 from promptfed.sites.settings import Federation, read_federation
 from support.loopback import Loopback, promptfed, rounds, until
 from support.three_sites import NAMES, SETTINGS, begin, exchange, lines
@@ -117,8 +118,6 @@ def revoking(home: Path, after: int) -> Any:
 
 def watched(home: Path) -> Oversight:
     """Return an oversight without a server, whose requests nobody signs."""
-    from promptfed.sites.oversight import REVOKED, Revocations
-
     return Oversight(home, _revoked=Revocations(home / REVOKED))
 
 
@@ -134,7 +133,7 @@ def test_a_run_goes_on_without_a_revoked_site(guards: tuple[str, ...], tmp_path:
 @pytest.mark.parametrize("guards", [(), ("guards.secure=true",)], ids=["plain", "masks"])
 def test_or_ends_with_a_sentence_if_too_few_are_left(guards: tuple[str, ...], tmp_path: Path) -> None:
     out, federation = begin(tmp_path, "fedavg", *guards)
-    with pytest.raises(coordinator.PromptFedError) as caught:
+    with pytest.raises(PromptFedError) as caught:
         coordinator.conduct(out, federation, exchange(tmp_path), revoking(tmp_path, 1), watched(tmp_path))
     assert str(caught.value) == (
         "Round 2 needs 3 answers, and without west, now revoked, there are only 2 sites left. Lower min_sites in "
@@ -163,5 +162,5 @@ def test_an_answer_that_comes_when_its_site_is_out_is_not_used(tmp_path: Path) -
 def test_a_run_cannot_begin_without_a_revoked_site(tmp_path: Path) -> None:
     revoking(tmp_path, 0)({"round": 0})
     out, federation = begin(tmp_path, "fedavg", federation=Federation(NAMES, min_sites=2))
-    with pytest.raises(coordinator.PromptFedError, match="west must take part, and is revoked; let it in again with"):
+    with pytest.raises(PromptFedError, match="west must take part, and is revoked; let it in again with"):
         coordinator.conduct(out, federation, exchange(tmp_path), lambda line: None, watched(tmp_path))

@@ -57,8 +57,8 @@ app.command()(check)
 app.command()(doctor)
 app.add_typer(new_app, name="new")
 app.add_typer(data_app, name="data")
-for command in (trust.terms, trust.key, trust.audit, trust.renew, trust.revoke):
-    sites_app.command()(command)
+for of_sites in (trust.terms, trust.key, trust.audit, trust.renew, trust.revoke):
+    sites_app.command()(of_sites)
 app.add_typer(sites_app, name="sites")
 
 

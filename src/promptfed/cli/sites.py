@@ -226,15 +226,15 @@ def _free(parent: Path, stem: str) -> Path:
 @app.command()
 def status(
     home: Home = HERE,
-    site: Annotated[Path | None, typer.Option("--home", help="Show this site instead.", metavar="DIR")] = None,
+    own: Annotated[Path | None, typer.Option("--home", help="Show this site instead.", metavar="DIR")] = None,
 ) -> None:
     """Show whether the server is up, which sites are connected, and every run; or, at a site, how that is."""
     from promptfed.sites.admin_session import connected
     from promptfed.sites.pid_file import running
     from promptfed.sites.settings import read_federation
 
-    if site is not None:
-        show_site(site)
+    if own is not None:
+        show_site(own)
         return
     federation = read_federation(_folder(home) / "fed.toml")
     up = running(home / "server.pid") is not None
