@@ -280,6 +280,20 @@ def test_a_disk_that_fills_up_leaves_the_log_as_it_was(home: Path, monkeypatch: 
     assert check_audit(home).problems == []
 
 
+def test_what_left_without_a_record_is_counted_by_the_next_one(tmp_path: Path) -> None:
+    prober = Prober(tmp_path, recipe("fedavg"), OPEN)
+    home = tmp_path / "home" / "north"
+    (home / audit_log.FILE).symlink_to("/dev/full")
+    for _ in range(2):
+        assert "its disk is full" in prober.ask("hello").head["error"]
+    (home / audit_log.FILE).unlink()
+    assert "error" not in prober.ask("hello").head
+    assert "error" not in prober.ask("hello", run="y", nonce="x" * 10**5).head
+    found = check_audit(home)
+    assert (found.problems, [record.get("unrecorded") for record in found.records]) == ([], [2, None])
+    assert found.records[1]["nonce"].startswith("sha256:")  # nobody fills the disk by long names
+
+
 WRITER = """
 import os
 import sys

@@ -13,7 +13,7 @@ from support.peaks import Peaks
 from support.three_sites import SETTINGS, lines
 
 PATIENCE = 240.0  # a dozen processes that import torch may share two busy cores with much else
-BOUND = 900  # MB; the server's job takes 350 without it, and 1,900 if it keeps all that is begun
+BOUND = 900  # MB; the server's job takes 350 without it, and 1,500 are sent
 HOSTILE = """
 import sys
 

@@ -30,7 +30,7 @@ AUDIT = "audit"  # the part of an answer's head that tells its record
 OUTSIDE = (AUDIT, "format")  # what is added to a head after its digest was taken
 FIRST = ("run", "round", "kind", "nonce", "error")  # what a record repeats of the message's head, by name
 LARGEST = 2**24  # bytes of a file
-LONGEST = 200  # letters of a text that is recorded as it is
+LONGEST = 500  # letters of a text that is recorded as it is
 GENESIS = hashlib.sha256(b"promptfed audit\n").hexdigest()
 DAMAGED = "its audit log does not check out, so nothing leaves before its owner has looked at it"
 LINE = re.compile(rb'(?P<body>\{.*), "hash": "(?P<hash>[0-9a-f]{64})", "signature": "(?P<signature>[0-9a-f]{128})"\}')
@@ -51,7 +51,7 @@ def describe(message: Message) -> Header:
         name: {"type": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
         for name, value in message.tree.items()
     }
-    first = {key: message.head.get(key) for key in FIRST}
+    first = {key: _shortened(message.head.get(key)) for key in FIRST}  # a coordinator must not fill the disk
     size = tree.nbytes(message.tree)
     return {**first, "head": told, "tensors": tensors, "bytes": size, "digest": digest_of(message)}
 
