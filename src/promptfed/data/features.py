@@ -14,7 +14,7 @@ from torch import Tensor
 
 from promptfed.core import keys, progress
 from promptfed.core.files import private
-from promptfed.core.protocols import Backbone
+from promptfed.core.protocols import Backbone, DenseBackbone
 from promptfed.data.augment import augmented
 from promptfed.data.batches import Pool
 from promptfed.data.dataset import Dataset
@@ -29,6 +29,12 @@ log = logging.getLogger("promptfed")
 def features_of(dataset: Dataset, backbone: Backbone, device: torch.device) -> Tensor:
     """Return the features of all images [N, D]."""
     return _cached(dataset, _fingerprint(dataset), backbone, device, "image", lambda images: images)
+
+
+def patches_of(dataset: Dataset, backbone: DenseBackbone, device: torch.device) -> Tensor:
+    """Return class tokens and patches of all images [N, 1 + M, D] in 16 bits: they are many."""
+    read = partial(backbone.patches, {})
+    return _cached(dataset, _fingerprint(dataset), backbone, device, "patch", lambda images: images, read)
 
 
 def views_of(dataset: Dataset, backbone: Backbone, device: torch.device, count: int) -> Tensor:
@@ -47,6 +53,7 @@ def _cached(
     device: torch.device,
     what: str,
     change: Callable[[Tensor], Tensor],
+    read: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Return features from the cache, or compute and keep them; `content` is the data set's fingerprint."""
     parts = (what, backbone.fingerprint, content, str(dataset.mean), str(dataset.std), device.type)
@@ -56,7 +63,7 @@ def _cached(
             return torch.from_numpy(np.load(path)).to(device)
         except (OSError, EOFError, ValueError):
             log.warning("%s is damaged; the features are computed again", path)
-    made = _compute(dataset, backbone, device, what, change)
+    made = _compute(dataset, device, what, change, read or partial(backbone.features, {}))
     try:
         _save(path, made.cpu().numpy())
     except OSError as problem:
@@ -65,7 +72,11 @@ def _cached(
 
 
 def _compute(
-    dataset: Dataset, backbone: Backbone, device: torch.device, what: str, change: Callable[[Tensor], Tensor]
+    dataset: Dataset,
+    device: torch.device,
+    what: str,
+    change: Callable[[Tensor], Tensor],
+    read: Callable[[Tensor], Tensor],
 ) -> Tensor:
     pool = Pool(dataset, torch.device("cpu"))  # a large data set need not fit on the device
     scale, shift = (value.to(device).view(3, 1, 1) for value in (pool.scale, pool.shift))
@@ -73,12 +84,13 @@ def _compute(
     with torch.no_grad(), progress.bar(f"{what} features", len(dataset)) as advance:
         for index in torch.arange(len(dataset)).split(BATCH):
             images = pool.x[index].to(device).movedim(-1, -3).float()  # 0 … 255
-            parts.append(backbone.features({}, torch.addcmul(shift, change(images / 255) * 255, scale)))
+            found = read(torch.addcmul(shift, change(images / 255) * 255, scale))
+            parts.append(found.half() if found.dim() > 2 else found)
             advance(len(index), "")
     return torch.cat(parts)
 
 
-def _save(path: Path, values: NDArray[np.float32]) -> None:
+def _save(path: Path, values: NDArray[np.floating]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     with open(fresh, "wb", opener=private) as file:  # the images may be a user's own
