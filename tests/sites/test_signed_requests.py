@@ -79,3 +79,4 @@ def test_the_worker_of_a_real_site_answers_its_coordinator_alone(home: Path, tmp
     assert found.problems == []
     assert [record["to"] for record in found.records] == [None, asker(home, head)]
     assert [record["error"] for record in found.records] == [UNSIGNED, None]
+    assert [record["request"] for record in found.records] == [None, head[SIGNED]["signature"]]

@@ -45,7 +45,7 @@ from promptfed.sites.failures import describe_failure
 from promptfed.sites.identity import load_identity
 from promptfed.sites.masks import Masks, Trust, find_secure_sum
 from promptfed.sites.protocol import join_parts, pick_part, version
-from promptfed.sites.signed_requests import asker
+from promptfed.sites.signed_requests import SIGNED, asker
 from promptfed.sites.sources import pin_sources, shown_sources
 from promptfed.sites.spending import protection, spend
 from promptfed.sites.wire import Header, Message, Refused
@@ -100,13 +100,22 @@ class Worker:
         own = self.home / terms.FILE
         return {
             "to": asker(self.home, head) if self.signed else None,
+            "request": head[SIGNED]["signature"] if self.signed else None,
             "terms": hashlib.sha256(own.read_bytes()).hexdigest() if own.exists() else None,
             "recipe": hashlib.sha256(str(head["recipe"]).encode()).hexdigest(),
         }
 
     def _sent(self, reply: Message, head: Header, about: Mapping[str, str | None]) -> bytes:
         """Return the answer as bytes once its record is on the disk: what cannot be recorded does not leave."""
-        entry = {"to": None, "terms": None, "recipe": None, **about, "guards": self._told, **describe(reply)}
+        entry = {
+            "to": None,
+            "request": None,
+            "terms": None,
+            "recipe": None,
+            **about,
+            "guards": self._told,
+            **describe(reply),
+        }
         if self._unrecorded:
             entry["unrecorded"] = self._unrecorded
         try:
