@@ -29,6 +29,8 @@ def place(path: PurePosixPath) -> PurePosixPath:
     """Return where a file of the repository goes in the site."""
     if path == PurePosixPath("README.md"):
         return PurePosixPath("index.md")
+    if path == PurePosixPath("SECURITY.md"):  # docs/security.md is the same file where case does not count
+        return PurePosixPath("vulnerabilities.md")
     if path.suffix == ".ipynb":
         path = path.with_suffix(".md")
     if path.parts[0] == "docs":

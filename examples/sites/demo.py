@@ -74,7 +74,7 @@ def main() -> None:
         (run,) = (out / "federation/kits/street/state/runs").iterdir()
         print("What the model of the site street predicts for a photograph of that shop:", flush=True)
         subprocess.run([*PROMPTFED[:-1], "predict", run.relative_to(out), "street.png"], cwd=out, check=True)
-        print(f"What left a site: {out / 'federation/kits/street/state/outbox.jsonl'}")
+        print(f"What left a site: {out / 'federation/kits/street/state/audit.jsonl'}")
         print(f"The report: {out / 'run/report.html'}")
     finally:
         for process in reversed(started):

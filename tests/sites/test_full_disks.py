@@ -1,7 +1,6 @@
-"""A full disk at a site is a sentence; outbox.jsonl does not grow forever; what a site writes is its owner's alone."""
+"""A full disk at a site is a sentence; without a record nothing leaves; what a site writes is its owner's alone."""
 
 import errno
-import json
 import logging
 import stat
 import sys
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from promptfed.federation.store import write_tree
-from promptfed.sites import coordinator, outbox, wire
+from promptfed.sites import coordinator, wire
 from promptfed.sites.child_process import Child
 from promptfed.sites.settings import Federation
 from promptfed.sites.wire import Message
@@ -29,16 +28,14 @@ def hello(folder: Path) -> tuple[Message, Path]:
     return wire.unpack(worker.answer(wire.pack(asked)), 2**30), worker.home
 
 
-def test_an_answer_that_does_not_fit_in_the_outbox_does_not_leave(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_answer_that_cannot_be_recorded_does_not_leave(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     home = tmp_path / "home" / "north"
     home.mkdir(parents=True)
-    (home / "outbox.jsonl").symlink_to("/dev/full")
+    (home / "audit.jsonl").symlink_to("/dev/full")
     answer, _ = hello(tmp_path)
     assert answer.head["error"] == FULL
     assert answer.tree == {}
-    assert "outbox.jsonl cannot be written" in caplog.text
+    assert "audit.jsonl cannot be written" in caplog.text
 
 
 def test_a_disk_that_fills_up_while_training_is_a_sentence_and_the_others_go_on(
@@ -58,24 +55,13 @@ def test_a_disk_that_fills_up_while_training_is_a_sentence_and_the_others_go_on(
     assert found[0]["sites"]["refused"]["south"] == [f"it says: {FULL}"]
 
 
-def test_a_full_outbox_is_kept_under_a_number_and_the_oldest_one_goes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(outbox, "LARGEST", 1)
-    monkeypatch.setattr(outbox, "FILES", 3)
-    for number in range(5):
-        outbox.log_answer(tmp_path, {"run": "x", "round": number}, {}, 1)
-    rounds = {path.name: json.loads(path.read_text())["round"] for path in tmp_path.iterdir()}
-    assert rounds == {"outbox.jsonl": 4, "outbox.1.jsonl": 3, "outbox.2.jsonl": 2}
-
-
 def test_what_a_site_writes_is_its_owners_alone(tmp_path: Path) -> None:
     answer, home = hello(tmp_path)
     assert "error" not in answer.head
     run = home / "runs" / "x"
     for folder in (home / "runs", run):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert stat.S_IMODE((home / "outbox.jsonl").stat().st_mode) == 0o600
+    assert stat.S_IMODE((home / "audit.jsonl").stat().st_mode) == 0o600
 
 
 def test_processes_of_a_site_write_private_files_and_logs(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """A hostile site sends far more than `answer_mb`, or nonsense: memory stays bounded, and the run goes on."""
 
-import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import pytest
 
 from support.loopback import Loopback, until
+from support.peaks import Peaks
 from support.three_sites import SETTINGS, lines
 
 PATIENCE = 240.0  # a dozen processes that import torch may share two busy cores with much else
@@ -39,20 +39,6 @@ if "nvflare.private.fed.app.client.worker_process" in sys.orig_argv:
 
     Site.execute = execute
 """
-
-
-class Peaks(dict[str, int]):
-    """The most memory, in MB, that each of the coordinator's processes has taken."""
-
-    def look(self, federation: Loopback) -> bool:
-        """Look once; return False, to be looked again."""
-        for module in ("server_train", "runner_process"):
-            for number in federation.of_federation("nvflare", module):
-                with contextlib.suppress(OSError):
-                    status = Path(f"/proc/{number}/status").read_text()
-                    peak = int(status.split("VmHWM:")[1].split()[0]) // 1024
-                    self[module] = max(self.get(module, 0), peak)
-        return False
 
 
 @pytest.mark.timeout(900)

@@ -11,6 +11,7 @@ from promptfed.core.errors import PromptFedError
 from promptfed.core.tree import Tree
 from promptfed.methods.fedavg import FedAvg
 from promptfed.sites import coordinator, wire
+from promptfed.sites.masks import Masks
 from promptfed.sites.plausibility import Plausibility
 from promptfed.sites.settings import Federation
 from promptfed.sites.wire import Message
@@ -81,3 +82,19 @@ def test_lengths_do_not_overflow() -> None:
     rule, down = Plausibility(1000.0), {client: tree_of(0.0) for client in range(3)}
     refused = rule.refused(down, {0: tree_of(1.0), 1: tree_of(1.0), 2: tree_of(3e38)})
     assert "its change has length 3e+38" in refused[2]
+
+
+def test_under_masks_no_single_length_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page on threats says so: nobody sees a single answer, so nobody can hold it to a length."""
+    honest = Masks.masked
+
+    def enlarged(self: Masks, up: Tree, weight: torch.Tensor) -> Tree:
+        large = {name: value + 1e4 for name, value in up.items()} if self.client == 2 else up
+        return honest(self, large, weight)
+
+    monkeypatch.setattr(Masks, "masked", enlarged)
+    out, federation = begin(tmp_path, "fedavg", "rounds=1", "guards.secure=true")
+    coordinator.conduct(out, federation, exchange(tmp_path), ignore)
+    found: list[Any] = lines(out)
+    assert (found[0]["clients"], found[0]["sites"]["refused"]) == ([0, 1, 2], {})
+    assert max(float(value.abs().max()) for value in server_tree(out).values()) > 1000

@@ -29,7 +29,7 @@ def test_a_run_gives_the_numbers_of_the_simulation(
     assert done.returncode == 0, done.stdout + done.stderr
     assert furthest(server_tree(tmp_path / "run"), server_tree(simulate(tmp_path, method, *guards))) <= 1e-6
     if guards:
-        sent = [json.loads(line) for line in (running.home("south") / "outbox.jsonl").read_text().splitlines()]
+        sent = [json.loads(line) for line in (running.home("south") / "audit.jsonl").read_text().splitlines()]
         left = {line["kind"]: set(line["tensors"]) for line in sent if line["run"].startswith("run-")}
         assert {"keys", "shares", "fit", "reveal"} <= left.keys()
         kept = [line for line in sent if line["kind"] == "fit" and "masked" in line["tensors"]]

@@ -45,7 +45,7 @@ def test_personal_state_stays_at_its_site_and_only_counts_of_tests_travel(tmp_pa
         assert report["site"] == site
         assert 0 <= report["correct"] <= report["count"]
         assert (run / "model.safetensors").stat().st_size > 0
-        sent = [json.loads(line) for line in (home / "outbox.jsonl").read_text().splitlines()]
+        sent = [json.loads(line) for line in (home / "audit.jsonl").read_text().splitlines()]
         assert {line["kind"] for line in sent} == {"hello", "fit", "evaluate"}
         for line in sent:
             assert not any("prompt" in name and name.startswith("up.") for name in line["tensors"])

@@ -176,7 +176,7 @@ def check_what_a_site_holds(federation: Loopback, folder: Path) -> None:
     for site in NAMES:
         (run,) = (federation.home(site) / "runs").iterdir()
         assert {"model.safetensors", "model.json", "report.json"} <= {path.name for path in run.iterdir()}
-        lines = [json.loads(line) for line in (federation.home(site) / "outbox.jsonl").read_text().splitlines()]
+        lines = [json.loads(line) for line in (federation.home(site) / "audit.jsonl").read_text().splitlines()]
         left = {name for line in lines for name in line["tensors"]}
         assert not [name for name in left if name.startswith("up.prompt")]  # the frame is the site's own
         log = (federation.home(site) / "worker.log").read_text()

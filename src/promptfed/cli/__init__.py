@@ -8,6 +8,7 @@ import sys
 
 import typer
 
+from promptfed.cli import trust
 from promptfed.cli.analysis import audit, compare, figure, generate, quality, report
 from promptfed.cli.costing import plan
 from promptfed.cli.exporting import export
@@ -62,6 +63,8 @@ app.command()(check)
 app.command()(doctor)
 app.add_typer(new_app, name="new")
 app.add_typer(data_app, name="data")
+for of_sites in (trust.terms, trust.key, trust.audit, trust.renew, trust.revoke):
+    sites_app.command()(of_sites)
 app.add_typer(sites_app, name="sites")
 
 

@@ -12,6 +12,7 @@ import typer
 from promptfed.cli.arguments import Overrides
 from promptfed.cli.site_health import doctor, health
 from promptfed.cli.terminal import say
+from promptfed.cli.trust import current_kit, show_marks, show_site, warn_of_certificates
 from promptfed.core.errors import PromptFedError
 from promptfed.results.folder import names
 
@@ -42,12 +43,14 @@ def init(
 @app.command()
 def start(home: Home = HERE) -> None:
     """Run the coordinator's server until Ctrl-C; restart it if it dies."""
+    from promptfed.sites import certificates
     from promptfed.sites import flare_workspace as flare
     from promptfed.sites.settings import read_federation
     from promptfed.sites.watchdog import Party, keep_running
 
     flare.require_flare()
     federation = read_federation(_folder(home) / "fed.toml")
+    certificates.require_valid(home, federation)
     kit, state = home / "kits" / "coordinator", home.resolve() / "state"
     state.mkdir(exist_ok=True)
     server = Party(
@@ -60,7 +63,8 @@ def start(home: Home = HERE) -> None:
         more_logs=(kit / flare.ENGINE_LOG,),
     )
     say(f"Starting the server; its log is {server.log}. Press Ctrl-C to stop it.")
-    keep_running(server, say, begin=lambda: flare.build_server_workspace(kit, state, federation.answer_bytes))
+    limits = (federation.sites, federation.answer_bytes)
+    keep_running(server, say, begin=lambda: flare.build_server_workspace(kit, state, *limits))
     say("The server has stopped.")
 
 
@@ -76,14 +80,17 @@ def join(
         Path | None, typer.Option(help="The folder for the site's state; the default is KIT/state.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    renew: Annotated[
+        Path | None, typer.Option(help="A new certificate that the coordinator sent; the kit stays.", metavar="FILE")
+    ] = None,
 ) -> None:
-    """Take part as a site until Ctrl-C. Images and personal state stay here; outbox.jsonl lists what is sent."""
+    """Take part as a site until Ctrl-C. Images and personal state stay here; `sites audit` shows what has left."""
     from promptfed.runs.config import check_device, resolve
     from promptfed.sites import flare_workspace as flare
     from promptfed.sites import worker_command as worker
     from promptfed.sites.client_run import own_data
     from promptfed.sites.identity import load_identity
-    from promptfed.sites.kits import default_home, read_kit
+    from promptfed.sites.kits import default_home, read_kit, take_renewal
     from promptfed.sites.terms import read_terms
     from promptfed.sites.watchdog import Party, keep_running
 
@@ -93,8 +100,12 @@ def join(
         read_terms(terms)
     own, found = read_kit(kit), own_data(data, resolve({}))
     state = (home or default_home(kit, own)).resolve()
+    if renew is None:
+        own = current_kit(kit, own, state)
     state.mkdir(parents=True, exist_ok=True)
     state.chmod(0o700)  # keys, personal trees and models are in it
+    if renew is not None:
+        own = take_renewal(renew, own, state)
     given = {worker.DATA: _absolute(data), worker.HOME: str(state), worker.DEVICE: device}
     site = Party(
         command=tuple(flare.parent_command(state / "engine", own.site)),
@@ -216,12 +227,18 @@ def _free(parent: Path, stem: str) -> Path:
 
 
 @app.command()
-def status(home: Home = HERE) -> None:
-    """Show whether the server is up, which sites are connected, and the progress of every run."""
+def status(
+    home: Home = HERE,
+    own: Annotated[Path | None, typer.Option("--home", help="Show this site instead.", metavar="DIR")] = None,
+) -> None:
+    """Show whether the server is up, which sites are connected, and every run; or, at a site, how that is."""
     from promptfed.sites.admin_session import connected
     from promptfed.sites.pid_file import running
     from promptfed.sites.settings import read_federation
 
+    if own is not None:
+        show_site(own)
+        return
     federation = read_federation(_folder(home) / "fed.toml")
     up = running(home / "server.pid") is not None
     say(f"server: {'up' if up else 'down'}")
@@ -229,6 +246,8 @@ def status(home: Home = HERE) -> None:
     for site in federation.sites:
         state = "unknown" if there is None else "connected" if site in there else "away"
         say(f"{site}: {state}")
+    warn_of_certificates(home, federation)
+    show_marks(home)
     for folder in sorted((home / "runs").glob(f"*/{names.RECIPE}")):
         rounds = folder.parent / names.ROUNDS
         count = len(rounds.read_text(encoding="utf-8").splitlines()) if rounds.exists() else 0

@@ -42,6 +42,7 @@ from promptfed.sites.client_run import ClientRun, blank_dataset, build_client_ru
 from promptfed.sites.exchange import Exchange
 from promptfed.sites.introductions import introduce
 from promptfed.sites.messenger import Events, Messenger, RunHeader
+from promptfed.sites.oversight import Oversight
 from promptfed.sites.pid_file import acquire
 from promptfed.sites.remote import Expected, RemoteFleet
 from promptfed.sites.settings import Federation
@@ -175,21 +176,25 @@ def lock_folder(folder: Path) -> Iterator[None]:
         yield
 
 
-def conduct(folder: Path, federation: Federation, exchange: Exchange, progress: Progress) -> Line:
+def conduct(
+    folder: Path, federation: Federation, exchange: Exchange, progress: Progress, oversight: Oversight | None = None
+) -> Line:
     """Run the remaining rounds of the run in `folder`; each is saved before the next one begins."""
+    oversight = oversight or Oversight()
     with lock_folder(folder):
         record = Record.reopen(folder)
         text, recipe = _stored_recipe(folder)
         known = read_json(folder / names.FEDERATION) or {"sites": ()}
         if tuple(known["sites"]) != federation.sites or recipe.clients != len(federation.sites):
             raise PromptFedError(f"{folder} is a run of other sites: {', '.join(known['sites'])}.")
-        header = RunHeader(known["run"], text, federation.classes)
+        header, oversight.run = RunHeader(known["run"], text, federation.classes), known["run"]
         founders = recipe.clients - recipe.newcomers
-        sites = introduce(folder / names.SITES, Messenger(exchange, federation, header), range(founders))
+        first = Messenger(exchange, federation, header, oversight)
+        sites = introduce(folder / names.SITES, first, range(founders))
         header = RunHeader(known["run"], text, tuple(sites["classes"]))
         run = build_client_run(recipe, blank_dataset(tuple(sites["shape"]), header.classes), 0, "cpu", folder)
         _check_weights(run, sites)
-        loop = _loop(run, Messenger(exchange, federation, header), sites, record)
+        loop = _loop(run, Messenger(exchange, federation, header, oversight), sites, record)
         digest = hashlib.sha256(json.dumps(sites, sort_keys=True).encode()).hexdigest()
         state = record.state(recipe.hash, digest)
         if state is None:
@@ -202,10 +207,13 @@ def conduct(folder: Path, federation: Federation, exchange: Exchange, progress: 
 
         def finished(line: Line) -> None:
             save()  # before any site is asked to build on this round
+            oversight.keep()
             progress(line)
 
         loop.run(save, finished)
-        return _conclude(loop, recipe, digest)
+        summary = _conclude(loop, recipe, digest)
+        oversight.keep()
+        return summary
 
 
 def _stored_recipe(folder: Path) -> tuple[str, Recipe]:

@@ -1,6 +1,7 @@
 """What a site tells about its tests, and from how many models it trains: limits that no coordinator can lift.
 
     HOME/tests.json              how many test results have left this site, in all its runs
+    HOME/rounds.json             how many models it has trained from, in all its runs
     HOME/runs/RUN/tests.json     the last result for each purpose, with a digest of the model that was tested
     HOME/runs/RUN/models.json    digests of the models it has trained from
 
@@ -26,7 +27,7 @@ Purpose = Literal["received", "trained", "adapted", "after"]
 ONCE = ("adapted", "after")  # in a run; the others are once in a round
 STEPS = 20  # a coarse accuracy is a multiple of about 5 %
 SPARE = 8  # models beyond one for each round: a coordinator that crashed may have lost a round
-FILE, MODELS = "tests.json", "models.json"
+FILE, MODELS, ROUNDS = "tests.json", "models.json", "rounds.json"
 
 
 def digest(*trees: Tree) -> str:
@@ -57,6 +58,7 @@ class Disclosure:
     detail: Detail
     most: int  # results that may leave the site in its life; 0: any number
     rounds: int  # of the run
+    life: int = 0  # models it may train from in all its runs, one a round; 0: any number
 
     def test(self, round: int, purpose: Purpose, model: str, fresh: Callable[[], Tree]) -> Tree:  # noqa: A002
         """Return what may leave of a test's sums: the stored result, one from `fresh`, or nothing."""
@@ -87,6 +89,10 @@ class Disclosure:
             raise Refused(
                 f"it has trained from {len(known)} models in this run of {self.rounds} rounds, and trains from no other"
             )
+        trained = _read(self.home / ROUNDS, 0)
+        if self.life and trained >= self.life:
+            raise Refused(f"its owner's terms allow {self.life} rounds for life, and this would be another one")
+        write_json(self.home / ROUNDS, trained + 1)  # first: a crash may cost a round, but gives none away
         write_json(self.folder / MODELS, [*known, model])
 
 

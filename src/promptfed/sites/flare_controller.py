@@ -4,7 +4,7 @@ A job is disposable: all state lies in our run folder and at the sites, so whate
 the next one and the run resumes from its last finished round.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from nvflare.apis.client import Client
@@ -20,6 +20,7 @@ from promptfed.results.folder import names
 from promptfed.sites.coordinator import Busy, conduct
 from promptfed.sites.exchange import Deliver, PendingRequests, Silence
 from promptfed.sites.flare_limits import leave_references
+from promptfed.sites.oversight import OUT, Oversight
 from promptfed.sites.settings import Federation, read_federation
 
 TASK = "work"  # the only task there is
@@ -32,10 +33,18 @@ class Aborted(Exception):  # noqa: N818  (ending a job is not an error)
 class FlareExchange:
     """Sends every site a task of its own. A task stays open until its site answers, so late answers are recognised."""
 
-    def __init__(self, controller: "Conductor", fl_ctx: FLContext, abort: Signal, federation: Federation) -> None:
+    def __init__(
+        self,
+        controller: "Conductor",
+        fl_ctx: FLContext,
+        abort: Signal,
+        federation: Federation,
+        revoked: Callable[[], frozenset[str]] = frozenset,
+    ) -> None:
         self.pending = PendingRequests()
         self.late, self.repeated = self.pending.late, self.pending.repeated
-        self._controller, self._fl_ctx, self._abort = controller, fl_ctx, abort
+        self._controller, self._fl_ctx, self._abort, self._revoked = controller, fl_ctx, abort, revoked
+        self._waiting: dict[str, Deliver] = {}  # for an answer of a site
         self._patience, self._limit = max(1, int(federation.patience_seconds)), federation.answer_bytes
 
     def exchange(self, round: int, requests: Mapping[str, bytes], timeout: float) -> dict[str, bytes | Silence]:  # noqa: A002
@@ -45,6 +54,9 @@ class FlareExchange:
     def _check(self) -> None:
         if self._abort.triggered:
             raise Aborted
+        for site in self._revoked() & self._waiting.keys():  # it is cut off, and nobody waits for it
+            if deliver := self._waiting.pop(site, None):
+                deliver(Silence(OUT))
 
     def _send(self, site: str, request: bytes, deliver: Deliver) -> None:
         engine = self._fl_ctx.get_engine()
@@ -52,9 +64,12 @@ class FlareExchange:
             deliver(Silence("it is not connected"))
             return
 
+        self._waiting[site] = deliver
+
         def received(client_task: ClientTask, fl_ctx: FLContext) -> None:
             answer, reason = client_task.result.get("answer"), client_task.result.get("reason")
             client_task.result = None
+            self._waiting.pop(site, None)
             deliver(answer if isinstance(answer, bytes) else Silence(str(reason or "its job gave no answer")))
 
         data = Shareable()
@@ -78,9 +93,10 @@ class Conductor(Controller):  # type: ignore[misc]
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """Run the remaining rounds."""
         federation = read_federation(self.federation)
-        self._exchange = FlareExchange(self, fl_ctx, abort_signal, federation)
+        oversight = Oversight.of(self.federation.parent)
+        self._exchange = FlareExchange(self, fl_ctx, abort_signal, federation, oversight.revoked)
         try:
-            conduct(self.folder, federation, self._exchange, lambda line: None)
+            conduct(self.folder, federation, self._exchange, lambda line: None, oversight)
         except Aborted:
             self.log_info(fl_ctx, "the job has ended; the run can continue in another one")
         except Busy as error:

@@ -58,7 +58,7 @@ class Site(Executor):  # type: ignore[misc]
     def _worker(self, fl_ctx: FLContext) -> Child:
         if self._child is None:
             site, home = fl_ctx.get_identity_name(), Path(os.environ[HOME])
-            command = worker_command(site, home, os.environ[DATA], os.environ.get(DEVICE, "auto"))
+            command = worker_command(site, home, os.environ[DATA], os.environ.get(DEVICE, "auto"), signed=True)
             self._child = Child(command, home / "worker.log")
         return self._child
 

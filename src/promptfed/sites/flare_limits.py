@@ -3,6 +3,7 @@
 FLARE builds them first, in the parent process of a party and in each of its jobs.
 """
 
+from pathlib import Path
 from typing import Any
 
 from nvflare.apis.event_type import EventType
@@ -11,6 +12,9 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.cellnet import cell as cells
 from nvflare.fuel.f3.cellnet.defs import CellChannel
 from nvflare.private.fed.client import admin_commands, client_req_processors, scheduler_cmds, training_cmds
+
+from promptfed.sites.flare_port import guard_port
+from promptfed.sites.flare_streams import bound_streams
 
 CHANNELS = frozenset(
     (
@@ -55,10 +59,12 @@ def leave_references(fl_ctx: FLContext) -> None:
 class ServerLimits(FLComponent):  # type: ignore[misc]
     """The server's: an answer that cannot be read is lost, and nothing else."""
 
-    def __init__(self) -> None:
+    def __init__(self, revoked: str, sites: list[str], largest: int) -> None:
         super().__init__()
         # FLARE asks this before it ends the whole job because one site's answer cannot be decoded
         cells._is_server_job_cell = lambda info: False
+        guard_port(Path(revoked), frozenset(sites))
+        bound_streams(largest)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Limit the server's parent process; its jobs limit themselves."""

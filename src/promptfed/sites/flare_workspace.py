@@ -7,11 +7,13 @@ WORKSPACE/local/      which code runs, and what may be asked for from afar
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from promptfed.core.errors import PromptFedError
 from promptfed.core.files import write_json
 from promptfed.sites.kits import AUTHORITY, CERTIFICATE, KEY, Kit
+from promptfed.sites.oversight import REVOKED
 
 ORGANISATION = "promptfed"
 SCHEME = "grpc"  # its TLS handshakes run beside each other; those of FLARE's "tcp" stop one another
@@ -81,18 +83,20 @@ def build_site_workspace(kit: Kit, folder: Path) -> None:
     _write_limits(folder, LARGEST_REQUEST)
 
 
-def build_server_workspace(kit: Path, state: Path, largest: int) -> None:
+def build_server_workspace(kit: Path, state: Path, sites: Sequence[str], largest: int) -> None:
     """Complete the coordinator's kit, in which its server runs; jobs and snapshots go to `state`.
 
-    A message of more than `largest` bytes, or one that says it has, is refused before any of it is kept.
+    A message of more than `largest` bytes, or one that says it has, is refused before any of it is kept. Of the `sites`
+    those in revoked.json, beside `state`, are cut off.
     """
     (kit / "local").mkdir(exist_ok=True)
     storage = {"root_dir": str(state / "snapshots"), "uri_root": "/"}
+    limits = {"revoked": str(state.parent / REVOKED), "sites": list(sites), "largest": _whole(largest)}
     jobs = {"uri_root": str(state / "jobs"), "job_store_id": "job_store"}
     filesystem = "nvflare.app_common.storages.filesystem_storage.FilesystemStorage"
     manager = "nvflare.apis.impl.job_def_manager.SimpleJobDefManager"
     components = [
-        {"id": "limits", "path": "promptfed.sites.flare_limits.ServerLimits", "args": {}},
+        {"id": "limits", "path": "promptfed.sites.flare_limits.ServerLimits", "args": limits},
         _component("job_scheduler", "job_schedulers.job_scheduler.DefaultJobScheduler", max_jobs=4),
         {"id": "job_manager", "path": manager, "args": jobs},
         {"id": "job_store", "path": filesystem},
@@ -139,9 +143,14 @@ def _write_limits(folder: Path, largest: int) -> None:
         ("grpc.max_receive_message_length", LARGEST_FRAME),
         ("grpc.server_handshake_timeout_ms", 1000 * HANDSHAKE_SECONDS),
     ]
-    whole = max(LEAST_MESSAGE, largest) + ENVELOPE
+    whole = _whole(largest)
     limits = {"grpc": {"options": options}, "streaming_max_blob_size": whole, "max_message_size": LARGEST_FRAME}
     write_json(folder / "local" / "comm_config.json", limits)
+
+
+def _whole(largest: int) -> int:
+    """Return the most bytes of a whole message, the engine's own ones included."""
+    return max(LEAST_MESSAGE, largest) + ENVELOPE
 
 
 def _component(name: str, path: str, **args: object) -> dict[str, object]:

@@ -97,7 +97,6 @@ def load_identity(home: Path, site: str) -> Identity:
     """Return a site's identity; its signing key is made the first time."""
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import rsa
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     startup = home / STARTUP
@@ -105,11 +104,20 @@ def load_identity(home: Path, site: str) -> Identity:
         raise Refused("it has no certificate, with which it would prove to other sites who it is")
     authority = x509.load_pem_x509_certificate((startup / AUTHORITY).read_bytes())
     vouching = load_pem_private_key((startup / KEY).read_bytes(), None)
-    signing = load_pem_private_key(_own_key(home / OWN), None)
+    signing = signing_key(home)
     assert isinstance(vouching, rsa.RSAPrivateKey)
-    assert isinstance(signing, Ed25519PrivateKey)
-    voucher = vouching.sign(VOUCHED + signing.public_key().public_bytes_raw(), *_rsa())
+    voucher = vouching.sign(VOUCHED + signing.public_key().public_bytes_raw(), *rsa_form())
     return Identity(site, home, authority, (startup / CERTIFICATE).read_bytes(), voucher, signing)
+
+
+def signing_key(home: Path) -> "Ed25519PrivateKey":
+    """Return a site's own signing key, made the first time."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    key = load_pem_private_key(_own_key(home / OWN), None)
+    assert isinstance(key, Ed25519PrivateKey)
+    return key
 
 
 def confirmed_by(key: str, signature: object, statement: bytes) -> bool:
@@ -155,10 +163,10 @@ def _check_voucher(certificate: "Certificate", voucher: bytes, key: bytes) -> No
     vouching = certificate.public_key()
     if not isinstance(vouching, rsa.RSAPublicKey):
         raise TypeError
-    vouching.verify(voucher, VOUCHED + key, *_rsa())
+    vouching.verify(voucher, VOUCHED + key, *rsa_form())
 
 
-def _rsa() -> "tuple[PSS, SHA256]":
+def rsa_form() -> "tuple[PSS, SHA256]":
     """Return how a certificate's key signs."""
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import padding

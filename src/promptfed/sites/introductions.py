@@ -52,6 +52,11 @@ def _ask(messenger: Messenger, clients: range, doing: str) -> dict[int, Message]
     asked = {client: Message({"kind": "hello", "round": 0}, {}) for client in clients}
     answers, ends = dict[int, Message](), time.monotonic() + messenger.federation.patience_seconds
     while len(answers) < len(asked):
+        if out := sorted(messenger.leave_out(clients, 0, 0)):
+            raise PromptFedError(
+                f"The run cannot {doing}: {' and '.join(out)} must take part, and is revoked; let it in again with: "
+                f"promptfed sites renew {' '.join(out)}"
+            )
         missing = {client: message for client, message in asked.items() if client not in answers}
         answers |= messenger.gather(missing, 0, partial(_check, messenger.federation.max_images), 0)
         if messenger.events.refused or (len(answers) < len(asked) and time.monotonic() > ends):

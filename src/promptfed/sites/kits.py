@@ -14,15 +14,17 @@ import json
 import re
 import zipfile
 import zlib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from promptfed.core.errors import PromptFedError
+from promptfed.core.files import write_bytes
 from promptfed.sites.settings import MOST_PORT, NAME
 
 ABOUT, AUTHORITY, CERTIFICATE, KEY = "site.json", "rootCA.pem", "client.crt", "client.key"
 FILES = (ABOUT, AUTHORITY, CERTIFICATE, KEY)
+RENEWAL = "renewal.zip"  # in a site's state: the newest certificate for the key of its kit
 STATE = "state"  # what a site adds to the folder of its own kit
 LARGEST_FILE = 2**16  # bytes
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
@@ -43,12 +45,20 @@ class Kit:
 
 def write_kit(path: Path, kit: Kit) -> None:
     """Write a kit as a zip that only its owner can read."""
+    _write_archive(path, kit, FILES)
+
+
+def _write_archive(path: Path, kit: Kit, names: Sequence[str]) -> None:
     about = {key: value for key, value in asdict(kit).items() if key in ("site", "federation", "coordinator", "port")}
     contents = (json.dumps(about, indent=1).encode(), kit.authority, kit.certificate, kit.key)
-    path.touch(0o600)
-    with zipfile.ZipFile(path, "w") as archive:
+    part = path.with_name(f".{path.name}.part")
+    part.unlink(missing_ok=True)
+    part.touch(0o600)
+    with zipfile.ZipFile(part, "w") as archive:
         for name, content in zip(FILES, contents, strict=True):
-            archive.writestr(f"{kit.site}/{name}", content)
+            if name in names:
+                archive.writestr(f"{kit.site}/{name}", content)
+    part.replace(path)
 
 
 def read_kit(path: Path) -> Kit:
@@ -61,6 +71,74 @@ def read_kit(path: Path) -> Kit:
             raise PromptFedError(f"{path} is not a site's kit: it has no {name}.")
     about = _read_about(files[ABOUT], path)
     return Kit(*about, *_read_certificates(files, about[0], path))
+
+
+def _renewed(files: Mapping[str, bytes], kit: Kit, path: Path) -> Kit:
+    """Return the kit with the certificates of a renewal, if that is of the same site, authority and key."""
+    from cryptography import x509
+
+    for name in FILES[:-1]:
+        if name not in files:
+            raise PromptFedError(f"{path} is not a renewal: it has no {name}.")
+    site, federation, *_ = _read_about(files[ABOUT], path)
+    if (site, federation) != (kit.site, kit.federation):
+        raise PromptFedError(f"{path} is a renewal for {site} of {federation}, not for {kit.site} of {kit.federation}.")
+    try:
+        keys = [x509.load_pem_x509_certificate(one).public_key() for one in (files[AUTHORITY], kit.authority)]
+    except ValueError as error:
+        raise PromptFedError(f"The certificates in {path} are not valid; ask the coordinator for new ones.") from error
+    if keys[0] != keys[1]:
+        raise PromptFedError(f"{path} is of another authority than the kit; ask the coordinator for a new kit.")
+    made = _read_certificates({**files, KEY: kit.key}, site, path)
+    return replace(kit, authority=made[0], certificate=made[1])
+
+
+def write_renewal(path: Path, kit: Kit) -> None:
+    """Write a new certificate for the key that a site has, as a zip without any key."""
+    _write_archive(path, kit, FILES[:-1])
+
+
+def take_renewal(path: Path, kit: Kit, home: Path) -> Kit:
+    """Check a renewal against the kit it is for, and keep it in the site's state for every later join."""
+    if not path.exists():
+        raise PromptFedError(f"The renewal {path} does not exist.")
+    files = _archive_files(path)
+    if KEY in files:
+        raise PromptFedError(f"{path} is a whole kit; join with it in place of the old one, and with the same --home.")
+    renewed = _renewed(files, kit, path)
+    require_valid(renewed, path)
+    write_bytes(home / RENEWAL, path.read_bytes())
+    (home / RENEWAL).chmod(0o600)
+    return renewed
+
+
+def newest(kit: Kit, home: Path) -> Kit:
+    """Return the kit with the certificate that the site has taken later, if that is for the same key."""
+    path = home / RENEWAL
+    if not path.exists():
+        return kit
+    try:
+        renewed = _renewed(_archive_files(path), kit, path)
+    except PromptFedError:
+        return kit  # it belongs to an older kit
+    return max(kit, renewed, key=expiry)
+
+
+def expiry(kit: Kit) -> datetime.datetime:
+    """Return when the first of a kit's certificates ends: the site's, or the authority's."""
+    from cryptography import x509
+
+    both = (x509.load_pem_x509_certificate(content) for content in (kit.authority, kit.certificate))
+    return min(one.not_valid_after_utc for one in both)
+
+
+def require_valid(kit: Kit, path: Path) -> None:
+    """Refuse a certificate that has expired."""
+    if (ends := expiry(kit)) < datetime.datetime.now(datetime.UTC):
+        raise PromptFedError(
+            f"The certificate in {path} has expired on {ends:%Y-%m-%d}; ask the coordinator for a new one, which "
+            f"promptfed sites renew {kit.site} makes there."
+        )
 
 
 def default_home(path: Path, kit: Kit) -> Path:
@@ -150,7 +228,5 @@ def _read_certificates(files: Mapping[str, bytes], site: str, path: Path) -> tup
         raise PromptFedError(f"The certificate in {path} is not for {site}; ask the coordinator for a new kit.")
     if own.public_key() != key.public_key():
         raise PromptFedError(f"The key in {path} does not fit its certificate; ask the coordinator for a new kit.")
-    if own.not_valid_after_utc < datetime.datetime.now(datetime.UTC):
-        raise PromptFedError(f"The certificate in {path} has expired; ask the coordinator for a new kit.")
     private = key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())
     return authority.public_bytes(Encoding.PEM), own.public_bytes(Encoding.PEM), private

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -50,6 +50,7 @@ class Trust:
 
     least: int  # sites in a sum
     members: Mapping[str, str]  # their public signing keys by name; none: any sites of this federation
+    company: Callable[[Collection[str]], None] = lambda names: None  # refuses other sites than the run began with
 
 
 @dataclass
@@ -126,6 +127,7 @@ class Masks:
         if len({site for site, _ in proven}) < len(members):
             raise Refused("one site takes part as several")
         self.identity.recognise(dict(proven), self.trusts.members)
+        self.trusts.company([site for site, _ in proven])
         self.met = {member: key for member, (_, key) in zip(members, proven, strict=True)}
 
     def _statement(self, client: int, keys: bytes) -> bytes:

@@ -2,12 +2,13 @@
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from promptfed.core.errors import PromptFedError
 from promptfed.sites import wire
 from promptfed.sites.exchange import Exchange, Silence
+from promptfed.sites.oversight import OUT, Oversight
 from promptfed.sites.settings import Federation
 from promptfed.sites.versions import PACKED_BY, SENT, find_mismatch
 from promptfed.sites.wire import Header, Message, NotFinite, Refused
@@ -40,8 +41,11 @@ Checked = Callable[[str, Message], None]
 class Messenger:
     """Asks sites until enough of them have given a valid answer."""
 
-    def __init__(self, exchange: Exchange, federation: Federation, header: RunHeader) -> None:
+    def __init__(
+        self, exchange: Exchange, federation: Federation, header: RunHeader, oversight: Oversight | None = None
+    ) -> None:
         self.exchange, self.federation, self.header = exchange, federation, header
+        self.oversight = oversight or Oversight()
         self.limit = federation.answer_bytes
         self.events = Events()
         self._late, self._repeated = dict(exchange.late), dict(exchange.repeated)
@@ -57,14 +61,19 @@ class Messenger:
         sites, good, diverged = self.federation.sites, dict[int, Message](), set[str]()
         ends = time.monotonic() + self.federation.patience_seconds
         while True:
+            out = self.leave_out(requests, needed, round)
             sent = {
                 sites[client]: self._address(client, message)
                 for client, message in requests.items()
-                if client not in good
+                if client not in good and sites[client] not in out
             }
             data = {site: wire.pack(message) for site, message in sent.items()}
             answers = self.exchange.exchange(round, data, self.federation.round_seconds)
+            out = self.oversight.revoked()
             for site, answer in answers.items():
+                if site in out:
+                    self.events.silent[site] = OUT
+                    continue
                 if isinstance(answer, Silence):
                     self.events.silent[site] = answer.reason
                     continue
@@ -83,6 +92,20 @@ class Messenger:
                     "Lower method.lr or, where there is noise, guards.clip."
                 )
             self.wait(ends, f"Round {round + 1} has {len(good)} of the {needed} answers it needs")
+
+    def leave_out(self, clients: Collection[int], needed: int, round: int) -> frozenset[str]:  # noqa: A002
+        """Return the sites whose certificate is revoked; give up if too few others are left of `clients`."""
+        asked = {self.federation.sites[client] for client in clients}
+        out = self.oversight.revoked() & asked
+        self.events.silent |= dict.fromkeys(sorted(out), OUT)
+        if out and len(asked - out) < needed:
+            who = " and ".join(sorted(out))
+            raise PromptFedError(
+                f"Round {round + 1} needs {needed} answers, and without {who}, now revoked, there are only "
+                f"{len(asked - out)} sites left. Lower min_sites in fed.toml, or let {who} in again with: promptfed "
+                f"sites renew {' '.join(sorted(out))}"
+            )
+        return out
 
     def wait(self, ends: float, trouble: str) -> None:
         """Wait a moment before asking again, or give up if the patience is exhausted."""
@@ -111,7 +134,7 @@ class Messenger:
             "nonce": secrets.token_hex(16),
             SENT: time.time(),
         }
-        return Message(common | message.head, message.tree)
+        return Message(self.oversight.signed(common | message.head), message.tree)
 
     def _opened(self, site: str, data: bytes, request: Header, checked: Checked) -> Message:
         """Return the answer if it belongs to this very request and is valid."""
@@ -123,6 +146,7 @@ class Messenger:
         for key in ("run", "round", "nonce", "kind", "site"):
             if answer.head.get(key) != request[key]:
                 raise Refused(f"its {key} differs from the request's: a replayed or forged answer")
+        self.oversight.note(site, answer.head)
         if "error" in answer.head:
             raise Refused(f"it says: {_printable(str(answer.head['error']))}")
         checked(site, answer)

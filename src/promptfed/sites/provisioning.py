@@ -19,6 +19,7 @@ from promptfed.sites.kits import AUTHORITY, CERTIFICATE, KEY, Kit, write_kit
 from promptfed.sites.settings import Federation, read_federation
 
 ADMIN = "admin@promptfed.local"
+ROOT_DAYS = 3650  # that the authority is good for; nothing that it signs outlives it
 
 
 def provision(source: Path, folder: Path) -> Federation:
@@ -70,7 +71,7 @@ def _project(federation: Federation) -> dict[str, object]:
                 "path": f"{prefix}.static_file.StaticFileBuilder",
                 "args": {"config_folder": "config", "scheme": SCHEME},
             },
-            {"path": f"{prefix}.cert.CertBuilder"},
+            {"path": f"{prefix}.cert.CertBuilder", "args": {"root_valid_days": ROOT_DAYS}},
             {"path": f"{prefix}.signature.SignatureBuilder"},
         ],
     }

@@ -126,6 +126,7 @@ class RemoteFleet:
             fixed = self._summed(round)
             wanted = fixed or [client for client in asked if client not in barred]
             enough = len(fixed) or min(self.messenger.federation.needed, len(asked))
+            self.messenger.leave_out(wanted, min(enough, len(wanted)), round)
             session = MaskingSession(self.messenger, round, self.guard, enough)
             try:
                 done = self._attempt(session, {client: rows[client] for client in wanted}, test)

@@ -10,7 +10,9 @@ A file with all keys; what is left out is left to the recipe::
     max_evaluations = 1000    # results, in all runs together
     max_rounds = 100          # of a run
     max_runs = 20             # in the life of this site
+    rounds_for_life = 500     # in all runs together
     min_members = 3           # sites at least, among which masks hide an answer
+    min_change = 2            # sites that differ from every earlier run under masks, if any do
 
     [members]         # no others, under masks; `sites join` shows a site's key
     south = "5f1c..."
@@ -70,7 +72,9 @@ class Terms:
     max_evaluations: Whole = 1000  # 0: any number, as below
     max_rounds: Whole = 0
     max_runs: Whole = 0
+    rounds_for_life: Whole = 0
     min_members: Annotated[int, Range(least=2)] = 3
+    min_change: Whole = 0
     guards: Limits = Limits()
     members: Mapping[str, str] = field(default_factory=dict)  # public keys by site; none: any of the federation
 

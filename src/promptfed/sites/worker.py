@@ -2,12 +2,14 @@
 
     HOME/terms.toml                the owner's terms, if there are any
     HOME/ledger.jsonl              a line per noisy answer, of all runs
-    HOME/outbox.jsonl              a line per answer: names, shapes, bytes and norms of what was sent, never a value
+    HOME/audit.jsonl, audit.head   a record per answer: names, shapes and a digest of what was sent, never a value
     HOME/runs/RUN/sources.json     digests of the images and frozen weights the run began with
     HOME/runs/RUN/versions/        personal trees, each named by the round and the request that made it
     HOME/runs/RUN/answers.json, given.safetensors    with noise: the number of answers given, and the last one
-    HOME/tests.json, HOME/runs/RUN/tests.json, models.json     what it has told about tests, and trained from
-    HOME/identity.pem, members.json     with secure aggregation: its signing key, and those of the others
+    HOME/tests.json, rounds.json   what it has told about tests, and how often it has trained, in all runs
+    HOME/runs/RUN/tests.json, models.json    the same of one run
+    HOME/identity.pem              its signing key
+    HOME/members.json, company.json    with secure aggregation: the keys of the others, and who took part in which run
     HOME/runs/RUN/revealed.json    with secure aggregation: the last round it helped to sum, and of whom
     HOME/runs/RUN/model.safetensors, model.json, report.json     the site's result
 
@@ -15,11 +17,12 @@ A request names the version it builds on. So a round that came to nothing, a lat
 back to its last checkpoint leaves no trace in the site's state.
 """
 
+import hashlib
 import json
 import logging
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -30,25 +33,26 @@ from promptfed.core import tree
 from promptfed.core.files import make_private, write_json
 from promptfed.core.tree import Tree
 from promptfed.federation.fleet import Fitted
-from promptfed.federation.guards.accountant import Accountant
 from promptfed.federation.store import read_tree, write_tree
 from promptfed.runs.site_model import write_model
 from promptfed.sites import terms, wire
 from promptfed.sites.admission import MOST_SITES, admit
+from promptfed.sites.audit_log import AUDIT, AuditLog, describe
 from promptfed.sites.client_run import ClientRun, build_client_run, own_data, relabelled
+from promptfed.sites.company import Company
 from promptfed.sites.disclosure import Disclosure, Purpose, digest
+from promptfed.sites.failures import describe_failure
 from promptfed.sites.identity import load_identity
-from promptfed.sites.ledger import Ledger
 from promptfed.sites.masks import Masks, Trust, find_secure_sum
-from promptfed.sites.outbox import describe_failure, log_answer
 from promptfed.sites.protocol import join_parts, pick_part, version
+from promptfed.sites.signed_requests import SIGNED, asker
 from promptfed.sites.sources import pin_sources, shown_sources
+from promptfed.sites.spending import protection, spend
 from promptfed.sites.versions import PACKED_BY, NoteTaker, find_mismatch
 from promptfed.sites.wire import Header, Message, Refused
 
 log = logging.getLogger("promptfed.site")
 KEPT = ("run", "round", "nonce", "kind")  # what an answer repeats of its request
-DELTA = 1e-5  # of ε for life, unless the owner's terms name another
 GIVEN = "given.safetensors"  # the last noisy answer
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
 
@@ -63,17 +67,21 @@ class Worker:
     device: str = "auto"
     limit: int = 2**30  # bytes of the largest request it reads
     foreign_methods: bool = False  # also run methods that a recipe names by a dotted path
+    signed: bool = False  # answer only what the coordinator has signed, with the key of its certificate
     _key: object = None
     _run: ClientRun | None = None
     _once: Tree = field(default_factory=dict)
     _masks: Masks | None = None  # of the current session
+    _told: Header = field(default_factory=dict)  # what protects the current answer, and what it has cost
+    _unrecorded: int = 0  # sentences that left since the last record: that none could be written
 
     def __post_init__(self) -> None:
-        self._notes = NoteTaker(self.home)
+        self._audit, self._notes = AuditLog(self.home, self.site), NoteTaker(self.home)
 
     def answer(self, request: bytes) -> bytes:
         """Return the answer to a request; whatever goes wrong becomes an answer too."""
         head: Header = {"site": self.site}
+        self._told, about = {}, dict[str, str | None]()
         try:
             message = wire.unpack(request, self.limit)
             self._notes.take(message.head)
@@ -82,6 +90,7 @@ class Worker:
             head |= {key: message.head[key] for key in KEPT}
             if message.head["site"] != self.site:
                 raise Refused(f'the request is for "{message.head["site"]}"')
+            about = self._circumstances(message.head)
             reply = self._work(message)
         except Refused as refusal:
             log.warning("refused a request: %s", refusal)
@@ -89,17 +98,40 @@ class Worker:
         except Exception as error:  # a site must survive anything; details may be private and stay here
             log.error("%s", traceback.format_exc())
             reply = Message({"error": describe_failure(error)}, {})
-        return self._sent(Message(head | reply.head, reply.tree), head)
+        return self._sent(Message(head | reply.head, reply.tree), head, about)
 
-    def _sent(self, reply: Message, head: Header) -> bytes:
-        """Return the answer as bytes once it is in the outbox: what cannot be logged does not leave."""
-        data = wire.pack(reply)
+    def _circumstances(self, head: Header) -> dict[str, str | None]:
+        """Return to whom the answer goes and under which terms, as the audit log has it."""
+        own = self.home / terms.FILE
+        return {
+            "to": asker(self.home, head) if self.signed else None,
+            "request": head[SIGNED]["signature"] if self.signed else None,
+            "terms": hashlib.sha256(own.read_bytes()).hexdigest() if own.exists() else None,
+            "recipe": hashlib.sha256(str(head["recipe"]).encode()).hexdigest(),
+        }
+
+    def _sent(self, reply: Message, head: Header, about: Mapping[str, str | None]) -> bytes:
+        """Return the answer as bytes once its record is on the disk: what cannot be recorded does not leave."""
+        entry = {
+            "to": None,
+            "request": None,
+            "terms": None,
+            "recipe": None,
+            **about,
+            "guards": self._told,
+            **describe(reply),
+        }
+        if self._unrecorded:
+            entry["unrecorded"] = self._unrecorded
         try:
-            log_answer(self.home, reply.head, reply.tree, len(data))
-        except OSError as error:
-            log.error("%s/outbox.jsonl cannot be written: %s", self.home, error)
-            return wire.pack(Message(head | {"error": describe_failure(error)}, {}))
-        return data
+            mark = self._audit.append(entry)
+        except (OSError, Refused) as error:
+            log.error("%s/audit.jsonl cannot be written: %s", self.home, error)
+            self._unrecorded += 1
+            reason = str(error) if isinstance(error, Refused) else describe_failure(error)
+            return wire.pack(Message(head | {"error": reason}, {}))
+        self._unrecorded = 0
+        return wire.pack(Message(reply.head | {AUDIT: {"n": mark.number, "hash": mark.hash}}, reply.tree))
 
     def _work(self, message: Message) -> Message:
         kinds: dict[str, Callable[[ClientRun, Path, Message], Message]] = {
@@ -149,7 +181,8 @@ class Worker:
         own, accountant = terms.of_site(self.home), run.guards.accountant
         noisy = accountant is not None and accountant.place == "local"
         detail = own.detail(noisy, len(run.shards.rows["test"][run.client]))
-        return Disclosure(self.home, folder, detail, own.max_evaluations, terms.total_rounds(run.recipe))
+        rounds = terms.total_rounds(run.recipe)
+        return Disclosure(self.home, folder, detail, own.max_evaluations, rounds, own.rounds_for_life)
 
     def _hello(self, run: ClientRun, folder: Path, message: Message) -> Message:
         shards, client = run.shards, run.client
@@ -185,8 +218,8 @@ class Worker:
         up, weight = tree.row(fitted.up, 0), fitted.weights[0]
         if private := sorted(up.keys() & personal.keys()):
             raise Refused(f"{private} are personal and must not leave the site")
-        noisy = self._spend(run, folder, head)
-        if noisy:  # a number that is not finite would show through any noise
+        spent = spend(run, self.home, folder, head)
+        if noisy := bool(spent):  # a number that is not finite would show through any noise
             up = {name: value.nan_to_num(0.0, 0.0, 0.0) for name, value in up.items()}
         _, up, weight = run.guards.protect(head["round"], torch.tensor(run.client), down, up, weight)
         self._keep(run, folder, head)
@@ -196,6 +229,7 @@ class Worker:
         if test:
             parts["tested"] = limits.test(head["round"], "trained", model, lambda: tree.row(fitted.tested, 0))
         answer = Message({"images": fitted.images}, join_parts(parts) | {"weight": weight})
+        self._told = protection(run) | spent
         if noisy:
             about = {"key": _key(head, down), "version": version(head["round"], head["nonce"])}
             whole = folder / f"{GIVEN}.part"
@@ -229,16 +263,18 @@ class Worker:
         kept = folder / "versions" / f"{given.head['version']}.safetensors"
         if kept.is_file():
             write_tree(kept.with_stem(version(head["round"], head["nonce"])), read_tree(kept), sealed=True)
+        self._told = {"repeated": True}  # and it costs nothing
         return Message({"images": given.head["images"]}, given.tree)
 
     # -- secure aggregation -------------------------------------------------------------------------------------------
     def _begin_masks(self, run: ClientRun, folder: Path, message: Message) -> Message:
-        guard = find_secure_sum(run.guards)
+        guard, head = find_secure_sum(run.guards), message.head
         if guard is None:
             raise Refused("the recipe does not ask for secure aggregation")
         own, identity = terms.of_site(self.home), load_identity(self.home, self.site)
-        trusts = Trust(own.min_members, own.members)
-        self._masks = Masks.begin(message.head, run.client, guard, identity, trusts)
+        company = Company(self.home, head["run"], own.min_change)
+        trusts = Trust(own.min_members, own.members, company.check)
+        self._masks = Masks.begin(head, run.client, guard, identity, trusts)
         return self._masks.public()
 
     def _share(self, run: ClientRun, folder: Path, message: Message) -> Message:
@@ -266,30 +302,6 @@ class Worker:
         if message.head["round"] != self._masks.round:
             raise Refused("this session is for another round")
         return self._masks
-
-    def _spend(self, run: ClientRun, folder: Path, head: Header) -> bool:
-        """Count the noisy answers of this site in the run, and refuse one beyond its budget; say if this is one."""
-        accountant, path = run.guards.accountant, folder / "answers.json"
-        if accountant is None or accountant.place != "local":
-            return False
-        given = json.loads(path.read_text(encoding="utf-8")) if path.exists() else 0
-        if accountant.budget and given >= accountant.most(run.client):
-            raise Refused(f"its privacy budget allows no more than {given} answers")
-        self._charge(accountant, head)
-        write_json(path, given + 1)
-        return True
-
-    def _charge(self, accountant: Accountant, head: Header) -> None:
-        """Enter a noisy answer in the ledger of all runs, if the owner's budget for life allows it."""
-        ledger, path = Ledger(self.home), self.home / terms.FILE
-        own = terms.read_terms(path).guards if path.exists() else terms.Limits()
-        delta = own.delta if own.delta < 1 else DELTA  # never the recipe's: a large one would make ε look small
-        if own.epsilon_for_life and (spent := ledger.spent(delta, accountant.noise)) > own.epsilon_for_life:
-            raise Refused(
-                f"its owner's terms allow ε={own.epsilon_for_life:g} for life, and one more answer would make it "
-                f"{spent:.3g} at δ={delta:g}"
-            )
-        ledger.charge(accountant.noise, head["run"], head["round"])
 
     def _evaluate(self, run: ClientRun, folder: Path, message: Message) -> Message:
         head, down, personal = (

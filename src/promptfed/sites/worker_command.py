@@ -6,8 +6,8 @@ from pathlib import Path
 DATA, HOME, DEVICE = "PROMPTFED_SITE_DATA", "PROMPTFED_SITE_HOME", "PROMPTFED_SITE_DEVICE"
 
 
-def worker_command(site: str, home: Path, data: str, device: str = "auto") -> list[str]:
-    """Return the command line of a site's worker."""
+def worker_command(site: str, home: Path, data: str, device: str = "auto", *, signed: bool = False) -> list[str]:
+    """Return the command line of a site's worker; with `signed` it answers only what the coordinator has signed."""
     module = "promptfed.sites.worker_process"
     given = ["--site", site, "--home", str(home), "--data", data, "--device", device]
-    return [sys.executable, "-m", module, *given]
+    return [sys.executable, "-m", module, *given, *(["--signed"] if signed else [])]

@@ -14,7 +14,7 @@ from typing import IO, Any
 from promptfed.core.errors import PromptFedError
 from promptfed.core.files import make_private
 from promptfed.sites.child_process import read_frame, write_frame
-from promptfed.sites.outbox import FULL, describe_failure
+from promptfed.sites.failures import FULL, describe_failure
 from promptfed.sites.pid_file import acquire
 from promptfed.sites.worker import Worker
 
@@ -24,6 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     for name in ("site", "home", "data", "device"):
         parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--signed", action="store_true")
     given: Any = parser.parse_args()
     # what libraries print must not be mixed with the answers
     answers = os.fdopen(os.dup(1), "wb")
@@ -34,7 +35,7 @@ def main() -> None:
     make_private(home)
     with (home / "lock").open("a+") as lock:
         _replace_predecessor(lock)
-        worker = Worker(given.site, home, given.data, given.device)
+        worker = Worker(given.site, home, given.data, given.device, signed=given.signed)
         while (request := read_frame(sys.stdin.buffer)) is not None:
             write_frame(answers, worker.answer(request))
 
