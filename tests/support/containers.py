@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,10 +91,15 @@ class Image:
         return subprocess.run(whole, env=self.environment, capture_output=True, text=True, timeout=280, check=False)
 
 
-def first_process(started: "subprocess.Popen[bytes]") -> int:
-    """Return the process that is the first one inside, which Docker would send its signals to."""
-    children = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
-    return int(children[0])
+def first_process(started: "subprocess.Popen[bytes]", seconds: float = 60) -> int:
+    """Return the process that is the first one inside, to which Docker would send its signals, once it is inside."""
+    ends, children = time.monotonic() + seconds, Path(f"/proc/{started.pid}/task/{started.pid}/children")
+    while started.poll() is None and time.monotonic() < ends:
+        found = children.read_text().split()
+        if found and os.readlink(f"/proc/{found[0]}/root") != "/":
+            return int(found[0])
+        time.sleep(0.05)
+    raise AssertionError(f"it has not started, or has ended with {started.poll()}")
 
 
 def stop(started: "subprocess.Popen[bytes]", seconds: float = 60) -> int:
