@@ -80,7 +80,7 @@ def test_a_kit_that_is_none_is_told_and_the_rest_is_still_examined(tmp_path: Pat
     kit = make_kit(tmp_path, days=-1)
     found = by_check(examine(kit))
     assert found["certificate"].verdict == "failed"
-    assert "has expired; ask the coordinator for a new kit" in found["certificate"].says
+    assert "it must be renewed" in found["certificate"].says
     assert found["packages"].verdict == "ok"
     assert "port" not in found
     with pytest.raises(PromptFedError, match=r"does not exist; give a kit"):

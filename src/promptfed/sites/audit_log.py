@@ -23,11 +23,12 @@ from promptfed.core import tree
 from promptfed.core.files import AlteredError, make_private, unsealed, write_sealed
 from promptfed.sites.disclosure import digest
 from promptfed.sites.identity import signing_key
+from promptfed.sites.versions import PACKED_BY
 from promptfed.sites.wire import Header, Message, Refused
 
 FILE, HEAD = "audit.jsonl", "audit.head"
 AUDIT = "audit"  # the part of an answer's head that tells its record
-OUTSIDE = (AUDIT, "format")  # what is added to a head after its digest was taken
+OUTSIDE = (AUDIT, "format", PACKED_BY)  # what is added to a head after its digest was taken
 FIRST = ("run", "round", "kind", "nonce", "error")  # what a record repeats of the message's head, by name
 LARGEST = 2**24  # bytes of a file
 LONGEST = 500  # letters of a text that is recorded as it is
