@@ -276,8 +276,9 @@ class LoadedCLIP(CLIP):
             some = [one.index_select(-3, group.rows) if pick else one for one in layers]
             own, *later = [one if per_class else one.unsqueeze(-3) for one in some]
             words = self.frozen | group.words
-            how = {"chunk": self.chunk, "deep": later, "beside": beside, "length": length}
-            made.append(text.features(self.quick_arch, words, own, **how))
+            made.append(
+                text.features(self.quick_arch, words, own, chunk=self.chunk, deep=later, beside=beside, length=length)
+            )
         return made[0] if len(made) == 1 else torch.cat(made, -2).index_select(-2, self.places)
 
     def _opened(self, said: str) -> Tensor:

@@ -7,7 +7,7 @@ it: it is the round's, so a recorded step reads it from its batch.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Required, TypedDict
 
@@ -205,7 +205,7 @@ class _Step:
     params: Tree
     state: Tree
     carry: Tree
-    once: frozenset[str] = frozenset()  # what a batch has once, not for each example
+    once: frozenset[str] = field(default=frozenset(), kw_only=True)  # what a batch has once, not for each example
 
     def __call__(self, batch: Batch) -> None:
         active = batch["active"] if self.ragged else None
@@ -248,7 +248,9 @@ def _descend(
     fresh = tree.map(lambda value: value.detach().clone(memory_format=torch.contiguous_format), params)
     state = tree.map(torch.clone, rule.state(fresh, hold))
     once = batches.once if rule.clip_each else frozenset[str]()
-    step = _Step(rule, objective, task, batches.ragged, start, tree.drop(hold, params), fresh, state, carried, once)
+    step = _Step(
+        rule, objective, task, batches.ragged, start, tree.drop(hold, params), fresh, state, carried, once=once
+    )
     on_gpu = bool(fresh) and next(iter(fresh.values())).is_cuda
     if on_gpu and batches.steps > 1:
         _replay(step, batches)
@@ -277,8 +279,7 @@ def _replay(step: _Step, batches: Batches) -> None:
             continue
         index = torch.tensor(rows, device=next(iter(step.params.values())).device)
         parts = (_take(part, index) for part in _trees(step))
-        fewer = _Step(step.rule, step.objective, step.task, step.ragged, *parts)
-        fewer.once = step.once
+        fewer = _Step(step.rule, step.objective, step.task, step.ragged, *parts, once=step.once)
         tensors = {
             name: value[:, index] if name.startswith("plan.") else value[index]
             for name, value in batches.tensors.items()
@@ -351,8 +352,7 @@ def _capture(step: _Step, batches: Batches, tensors: Tree) -> _Captured:
         room[: len(value)] = value
         return room
 
-    static = _Step(step.rule, step.objective, step.task, step.ragged, *map(own, _trees(step)))
-    static.once = step.once
+    static = _Step(step.rule, step.objective, step.task, step.ragged, *map(own, _trees(step)), once=step.once)
     tensors = {name: roomy(name, value) for name, value in tensors.items()}
     counter = torch.zeros((), dtype=torch.long, device=next(iter(static.params.values())).device)
 
