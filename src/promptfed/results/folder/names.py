@@ -54,6 +54,11 @@ def personal_file(number: int) -> str:
     return f"personal-{number:06d}.safetensors"
 
 
+def personal_number(file: str) -> int:
+    """Return the number in the name of such a file."""
+    return int(file.removeprefix("personal-").removesuffix(".safetensors"))
+
+
 def kept_file(name: str, finished: int) -> str:
     """Return the file of what a method keeps of every round, such as words/000003.safetensors."""
     return f"{name}s/{finished:06d}.safetensors"

@@ -18,7 +18,8 @@ from promptfed.core.files import make_private, sealed, sealed_toml, unsealed, wr
 from promptfed.results.folder import names
 
 Line = dict[str, Any]
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, 2)  # in format 1, the checkpoint's state lists the clients of every file
 WHOLE = (  # the files of a run folder that are written in one step
     *(names.RECIPE, names.ENVIRONMENT, names.PARTITION, names.ROUNDS, names.SUMMARY, names.PREDICTIONS, names.REPORT),
     *(names.FIGURES, names.DOMAINS, names.QUALITY, names.AUDIT, names.TRACKED),
@@ -108,15 +109,15 @@ class Record:
             known = {key: state[key] for key in ("format", "recipe", "partition", "round", "server", "personal")}
             whole = isinstance(known["round"], int) and isinstance(known["personal"], dict)
             whole = whole and {"file", "crc32"} <= known["server"].keys()
-            whole = whole and all({"crc32", "clients"} <= entry.keys() for entry in known["personal"].values())
+            whole = whole and all(map(_names_trees, known["personal"].values()))
         except (ValueError, KeyError, TypeError, AttributeError):
             whole = False
         if not whole:
             raise PromptFedError(
                 f"Checkpoint {path} is damaged or not a checkpoint; start a new run with another --out."
             )
-        if known["format"] != FORMAT:
-            raise PromptFedError(f"Checkpoint {path} has format {known['format']}; this version reads {FORMAT}.")
+        if known["format"] not in READABLE:
+            raise PromptFedError(f"Checkpoint {path} has format {known['format']}; this version reads up to {FORMAT}.")
         for what, expected in (("recipe", recipe_hash), ("partition", partition_hash)):
             if known[what] != expected:
                 raise PromptFedError(
@@ -171,6 +172,11 @@ class Record:
     def finish(self, summary: Line) -> None:
         """Write summary.json: the run is over."""
         write_sealed(self.folder / names.SUMMARY, summary)
+
+
+def _names_trees(entry: Mapping[str, object]) -> bool:
+    """Say whether this is what a checkpoint says of a file of personal trees."""
+    return {"crc32", "index", "rows"} <= entry.keys() or {"crc32", "clients"} <= entry.keys()
 
 
 def _check_sources(path: Path, stored: object, found: Mapping[str, str]) -> None:
