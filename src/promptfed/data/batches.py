@@ -13,6 +13,7 @@ from promptfed.core import keys
 from promptfed.core.protocols import Backbone, Batch, Change, Draw
 from promptfed.core.tree import Tree
 from promptfed.data.dataset import Dataset, Indices
+from promptfed.data.lists import Lists
 from promptfed.data.training import PLAIN, Training
 
 
@@ -205,13 +206,13 @@ class PlannedBatches:
 _PLAN = ("plan.pool", "plan.index", "plan.mask")
 
 
-def make_facts(sizes: Sequence[int], counts: Indices, domains: Sequence[int]) -> Tree:
+def make_facts(sizes: Indices, counts: Indices, domains: Indices) -> Tree:
     """Return what all clients know of themselves: client [C], size [C], counts [C, classes], domain [C]."""
     return {
         "client": torch.arange(len(sizes)),
-        "size": torch.tensor([float(size) for size in sizes]),
+        "size": torch.from_numpy(sizes).float(),
         "counts": torch.from_numpy(counts).float(),
-        "domain": torch.tensor(domains),
+        "domain": torch.from_numpy(domains),
     }
 
 
@@ -225,18 +226,22 @@ class Shards:
         test: Sequence[Indices],
         seed: int,
         draws: Mapping[str, Draw],
-        unseen: Sequence[Indices] = (),
+        unseen: Sequence[Indices] = (),  # test images that no client holds
         training: Training = PLAIN,
     ) -> None:
         self.pool, self.seed, self.draws, self.training = pool, seed, draws, training
-        self.rows = {"train": train, "test": test, "unseen": unseen}  # unseen: test images that no client holds
-        self.capacity = max(len(rows) for rows in train)
-        sizes = [len(rows) for rows in train]
-        counts = np.stack([np.bincount(pool.labels[rows], minlength=pool.classes) for rows in train])
-        self._facts = make_facts(sizes, counts, [int(np.bincount(pool.domains[rows]).argmax()) for rows in train])
+        held = Lists.of(train)
+        self.rows: dict[str, Sequence[Indices]] = {"train": held, "test": Lists.of(test), "unseen": unseen}
+        self.capacity = int(held.sizes.max())
+        domains = held.tally(pool.domains, int(pool.domains.max(initial=0)) + 1)
+        self._facts = make_facts(held.sizes, held.tally(pool.labels, pool.classes), domains.argmax(1))
 
     def __len__(self) -> int:
         return len(self.rows["train"])
+
+    def tested(self) -> Indices:
+        """Return all images that are tested on: those of every client, and those of none."""
+        return np.concatenate([Lists.of(self.rows[split]).flat for split in ("test", "unseen")])
 
     def data(self, clients: Sequence[int], round: int, split: str = "train", *, stacked: bool) -> ClientData:  # noqa: A002
         """Return the data of one client, or of several stacked."""
