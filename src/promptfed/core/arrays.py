@@ -22,7 +22,7 @@ Arrays = dict[str, NDArray[Any]]
 def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> dict[str, object]:
     """Write the arrays to an .npz file in one step, and return the reference to it."""
     buffer = io.BytesIO()
-    np.savez(buffer, **dict(arrays))
+    np.savez(buffer, **dict[str, Any](arrays))
     content = buffer.getbuffer()
     write_bytes(path, content)
     return {"file": path.name, "crc32": f"{zlib.crc32(content):08x}"}

@@ -13,7 +13,7 @@ from promptfed.core import keys
 from promptfed.core.protocols import Backbone, Batch, Change, Draw
 from promptfed.core.tree import Tree
 from promptfed.data.dataset import Dataset, Indices
-from promptfed.data.lists import Lists
+from promptfed.data.lists import ImageLists
 from promptfed.data.training import PLAIN, Training
 
 
@@ -230,8 +230,8 @@ class Shards:
         training: Training = PLAIN,
     ) -> None:
         self.pool, self.seed, self.draws, self.training = pool, seed, draws, training
-        held = Lists.of(train)
-        self.rows: dict[str, Sequence[Indices]] = {"train": held, "test": Lists.of(test), "unseen": unseen}
+        held = ImageLists.of(train)
+        self.rows: dict[str, Sequence[Indices]] = {"train": held, "test": ImageLists.of(test), "unseen": unseen}
         self.capacity = int(held.sizes.max())
         domains = held.tally(pool.domains, int(pool.domains.max(initial=0)) + 1)
         self._facts = make_facts(held.sizes, held.tally(pool.labels, pool.classes), domains.argmax(1))
@@ -241,7 +241,7 @@ class Shards:
 
     def tested(self) -> Indices:
         """Return all images that are tested on: those of every client, and those of none."""
-        return np.concatenate([Lists.of(self.rows[split]).flat for split in ("test", "unseen")])
+        return np.concatenate([ImageLists.of(self.rows[split]).flat for split in ("test", "unseen")])
 
     def data(self, clients: Sequence[int], round: int, split: str = "train", *, stacked: bool) -> ClientData:  # noqa: A002
         """Return the data of one client, or of several stacked."""

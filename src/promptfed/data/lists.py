@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from promptfed.data.dataset import Indices
 
 
-class Lists(Sequence[Indices]):
+class ImageLists(Sequence[Indices]):
     """A sequence of lists that takes no memory for each: `lists[i]` is a view of the one array."""
 
     def __init__(self, flat: Indices, sizes: Indices) -> None:
@@ -17,9 +17,9 @@ class Lists(Sequence[Indices]):
         self.starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)))
 
     @classmethod
-    def of(cls, lists: Iterable[Indices]) -> "Lists":
+    def of(cls, lists: Iterable[Indices]) -> "ImageLists":
         """Return these lists; what already is one stays as it is."""
-        if isinstance(lists, Lists):
+        if isinstance(lists, ImageLists):
             return lists
         each = [np.asarray(one, dtype=np.int64) for one in lists]
         return cls(np.concatenate([np.zeros(0, np.int64), *each]), np.array([len(one) for one in each], np.int64))
@@ -30,10 +30,10 @@ class Lists(Sequence[Indices]):
     @overload
     def __getitem__(self, index: int) -> Indices: ...
     @overload
-    def __getitem__(self, index: slice) -> "Lists": ...
-    def __getitem__(self, index: int | slice) -> "Indices | Lists":
+    def __getitem__(self, index: slice) -> "ImageLists": ...
+    def __getitem__(self, index: int | slice) -> "Indices | ImageLists":
         if isinstance(index, slice):
-            return Lists.of([self[one] for one in range(*index.indices(len(self)))])
+            return ImageLists.of([self[one] for one in range(*index.indices(len(self)))])
         place = range(len(self))[index]
         return self.flat[self.starts[place] : self.starts[place + 1]]
 
@@ -47,15 +47,15 @@ class Lists(Sequence[Indices]):
         """Which list each entry of `flat` is in."""
         return np.repeat(np.arange(len(self)), self.sizes)
 
-    def ascending(self) -> "Lists":
+    def ascending(self) -> "ImageLists":
         """Return the same lists, each in ascending order, for no one to change."""
         flat = self.flat[np.lexsort((self.flat, self.owners))]
         flat.setflags(write=False)
-        return Lists(flat, self.sizes)
+        return ImageLists(flat, self.sizes)
 
-    def mapped(self, numbers: Indices) -> "Lists":
+    def mapped(self, numbers: Indices) -> "ImageLists":
         """Return the lists with `numbers[i]` in place of every i."""
-        return Lists(numbers[self.flat], self.sizes)
+        return ImageLists(numbers[self.flat], self.sizes)
 
     def tally(self, values: Indices, bins: int) -> NDArray[np.int64]:
         """Return how often each list has each value [C, bins], where `values` are those of all images."""

@@ -11,7 +11,7 @@ from promptfed.core.errors import PromptFedError, choice
 from promptfed.data.aspects import Aspects
 from promptfed.data.dataset import Dataset
 from promptfed.data.domain_partitioners import Domain, DomainDirichlet, DomainPathological
-from promptfed.data.lists import Lists
+from promptfed.data.lists import ImageLists
 from promptfed.data.partitioners import Dirichlet, Disjoint, Equal, Iid, Pathological, Quantity
 from promptfed.data.pfllib import PfllibDirichlet, PfllibIid, PfllibPathological
 from promptfed.data.shares import Partition
@@ -86,7 +86,7 @@ def _split_some(partitioner: Partitioner, dataset: Dataset, clients: int, rng: n
         used=None,
     )
     part = partitioner.split(only, clients, rng)
-    return replace(part, train=Lists.of(part.train).mapped(rows), test=Lists.of(part.test).mapped(rows))
+    return replace(part, train=ImageLists.of(part.train).mapped(rows), test=ImageLists.of(part.test).mapped(rows))
 
 
 def _from_file(path: Path, options: Mapping[str, object], dataset: Dataset, clients: int) -> Partition:
@@ -96,8 +96,8 @@ def _from_file(path: Path, options: Mapping[str, object], dataset: Dataset, clie
         raise PromptFedError(
             f"The partition file {path} has {len(partition)} clients; use {len(partition)} clients, not {clients}."
         )
-    tested = Lists.of(partition.test).flat
-    held = np.concatenate((Lists.of(partition.train).flat, tested))
+    tested = ImageLists.of(partition.test).flat
+    held = np.concatenate((ImageLists.of(partition.train).flat, tested))
     left_out = np.unique(held[~dataset.dealt[held]])
     if len(left_out):
         raise PromptFedError(

@@ -26,7 +26,7 @@ from promptfed.data.deal import (
     proportions,
     top_up,
 )
-from promptfed.data.lists import Lists
+from promptfed.data.lists import ImageLists
 from promptfed.data.shares import Partition, from_owners
 
 
@@ -186,7 +186,7 @@ def deal_sizes(name: str, dataset: Dataset, sizes: Indices, repeat: bool, rng: G
         dealt = train.take(np.repeat(firsts, sizes) + within, mode="wrap")
         tested = test[np.argsort(takers, kind="stable")]
         return Partition(
-            name, Lists(dealt, sizes), Lists(tested, np.bincount(takers, minlength=len(sizes))), repeats=True
+            name, ImageLists(dealt, sizes), ImageLists(tested, np.bincount(takers, minlength=len(sizes))), repeats=True
         )
     if sizes.sum() > len(train):
         raise PromptFedError(

@@ -15,7 +15,7 @@ from promptfed.core.arrays import MANY, Arrays, compact, read_arrays, write_arra
 from promptfed.core.errors import PromptFedError
 from promptfed.core.files import AlteredError, sealed, unsealed, write_text
 from promptfed.data.dataset import Dataset, Indices
-from promptfed.data.lists import Lists
+from promptfed.data.lists import ImageLists
 
 LARGEST = 2**63 - 1
 
@@ -39,7 +39,7 @@ class Partition:
                 f'Partition "{self.name}" has {len(self.train)} training and {len(self.test)} test lists; '
                 "every client needs one of each."
             )
-        train, test = Lists.of(self.train).ascending(), Lists.of(self.test).ascending()
+        train, test = ImageLists.of(self.train).ascending(), ImageLists.of(self.test).ascending()
         object.__setattr__(self, "train", train)
         object.__setattr__(self, "test", test)
         if len(empty := np.flatnonzero(train.sizes == 0)):
@@ -74,7 +74,7 @@ class Partition:
 
     def counts(self, dataset: Dataset) -> NDArray[np.int64]:
         """Training images per class, [clients, classes]."""
-        return Lists.of(self.train).tally(dataset.labels, len(dataset.classes))
+        return ImageLists.of(self.train).tally(dataset.labels, len(dataset.classes))
 
     def save(self, path: str | Path, dataset: Dataset) -> None:
         """Write partition.json; a reader finds the whole new file or the old one, never a part.
@@ -82,7 +82,7 @@ class Partition:
         The lists of many clients are arrays in a file beside it, which is written first.
         """
         path, counts = Path(path), self.counts(dataset)
-        domains = Lists.of(self.train).tally(dataset.domains, len(dataset.domain_names))
+        domains = ImageLists.of(self.train).tally(dataset.domains, len(dataset.domain_names))
         document = {
             "name": self.name,
             "hash": self.hash,
@@ -108,7 +108,7 @@ class Partition:
         ]
 
     def _write_columns(self, path: Path, counts: NDArray[np.int64], domains: NDArray[np.int64]) -> dict[str, object]:
-        train, test = Lists.of(self.train), Lists.of(self.test)
+        train, test = ImageLists.of(self.train), ImageLists.of(self.test)
         arrays = {"train": train.flat, "train_sizes": train.sizes, "test": test.flat, "test_sizes": test.sizes}
         arrays |= {"counts": counts, "domains": domains}
         packed = {name: compact(value) for name, value in arrays.items()}
@@ -124,7 +124,7 @@ class Partition:
                 f'The partition file {path} splits the data set "{made_for}" with {images} images, '
                 f'not "{dataset.name}" with {len(dataset)} images.'
             )
-        train, test = Lists.of(partition.train), Lists.of(partition.test)
+        train, test = ImageLists.of(partition.train), ImageLists.of(partition.test)
         if max(int(rows.flat.max(initial=-1)) for rows in (train, test)) >= len(dataset):
             raise PromptFedError(
                 f'The partition file {path} names images beyond the {len(dataset)} of "{dataset.name}".'
@@ -155,7 +155,7 @@ class DescribedPartition:
             counts, domains = columns["counts"].reshape(-1, len(classes)), columns["domains"].reshape(-1, places)
         except (KeyError, TypeError, ValueError):
             raise _damaged(path) from None
-        sizes = Lists.of(partition.train).sizes
+        sizes = ImageLists.of(partition.train).sizes
         if any(len(tally) != len(sizes) or (tally.sum(1) != sizes).any() for tally in (counts, domains)):
             raise _damaged(path)
         return cls(partition, classes, counts, domains)
@@ -170,7 +170,7 @@ def _parsed(path: Path) -> tuple[Any, Arrays, Partition]:
         whole = {"dataset", "images"} <= document.keys() and isinstance(name, str)
         repeats = document.get("repeats", False) is True
         columns = {key: _whole(value) for key, value in columns.items()}
-        train, test = (Lists(columns[key], columns[f"{key}_sizes"]) for key in ("train", "test"))
+        train, test = (ImageLists(columns[key], columns[f"{key}_sizes"]) for key in ("train", "test"))
         whole = whole and all(lists.starts[-1] == len(lists.flat) for lists in (train, test))
     except (KeyError, TypeError, ValueError, AttributeError):
         raise _damaged(path) from None
@@ -181,7 +181,7 @@ def _parsed(path: Path) -> tuple[Any, Arrays, Partition]:
 
 def _columns(clients: Any) -> Arrays:
     """Return what a file lists client by client, as columns."""
-    lists = {key: Lists.of([_indices(client[key]) for client in clients]) for key in ("train", "test")}
+    lists = {key: ImageLists.of([_indices(client[key]) for client in clients]) for key in ("train", "test")}
     columns: Arrays = {key: part.flat for key, part in lists.items()}
     columns |= {f"{key}_sizes": part.sizes for key, part in lists.items()}
     tallies = {key: [client.get(key) for client in clients] for key in ("counts", "domains")}
@@ -205,16 +205,16 @@ def from_owners(name: str, owner: Indices, test: NDArray[np.bool_], clients: int
     return Partition(name, grouped(owner, ~test, clients), grouped(owner, test, clients))
 
 
-def grouped(owner: Indices, chosen: NDArray[np.bool_], clients: int) -> Lists:
+def grouped(owner: Indices, chosen: NDArray[np.bool_], clients: int) -> ImageLists:
     """The chosen images of each client."""
     images = np.flatnonzero(chosen & (owner >= 0))
     images = images[np.argsort(owner[images], kind="stable")]
-    return Lists(images, np.bincount(owner[images], minlength=clients))
+    return ImageLists(images, np.bincount(owner[images], minlength=clients))
 
 
 def fingerprint(train: Sequence[Indices], test: Sequence[Indices]) -> str:
     """SHA-256 over little-endian 64-bit integers: the number of clients, then each list's length and indices."""
-    columns = [Lists.of(train), Lists.of(test)]
+    columns = [ImageLists.of(train), ImageLists.of(test)]
     content = np.empty(1 + sum(len(one) + len(one.flat) for one in columns), "<i8")
     content[0] = len(train)
     sizes = np.stack([one.sizes for one in columns], 1).ravel() + 1  # with the length itself
@@ -223,7 +223,7 @@ def fingerprint(train: Sequence[Indices], test: Sequence[Indices]) -> str:
         heads = starts[number::2]
         content[heads] = one.sizes
         content[np.repeat(heads + 1 - one.starts[:-1], one.sizes) + np.arange(len(one.flat))] = one.flat
-    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+    return f"sha256:{hashlib.sha256(content.tobytes()).hexdigest()}"
 
 
 def _indices(values: Any) -> Indices:

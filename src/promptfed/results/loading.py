@@ -9,6 +9,7 @@ from typing import Any
 
 from promptfed.results.columns import Columns
 from promptfed.results.folder import names
+from promptfed.results.folder.each import unpacked
 from promptfed.results.folder.parts import read_json
 from promptfed.results.folder.reader import RunFolder, most_of, read_run, run_folders
 from promptfed.results.folder.values import Client, Round, Scores
@@ -154,7 +155,7 @@ class LoadedRuns:
 def load(folder: str | Path) -> LoadedRun:
     """Load the run in `folder`, finished or not, without importing torch."""
     run = read_run(folder)
-    return LoadedRun(run, read_json(run.path / names.SUMMARY) if run.finished else None)
+    return LoadedRun(run, unpacked(read_json(run.path / names.SUMMARY), run.path) if run.finished else None)
 
 
 def load_all(*folders: str | Path) -> LoadedRuns:

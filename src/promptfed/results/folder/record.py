@@ -16,6 +16,7 @@ from promptfed.core import files
 from promptfed.core.errors import PromptFedError
 from promptfed.core.files import make_private, sealed, sealed_toml, unsealed, write_sealed, write_text
 from promptfed.results.folder import names
+from promptfed.results.folder.each import packed, unpacked
 
 Line = dict[str, Any]
 FORMAT = 2
@@ -134,7 +135,7 @@ class Record:
         for number, raw in enumerate(found if any(found) else [], 1):
             try:
                 lines.append(raw.decode())
-                self.rounds.append(unsealed(lines[-1]))
+                self.rounds.append(unpacked(unsealed(lines[-1]), self.folder))
                 if self.rounds[-1]["round"] != number:
                     raise ValueError("a round is missing or repeated")
             except (ValueError, KeyError, TypeError) as error:
@@ -149,12 +150,16 @@ class Record:
         """Keep only the lines of the `finished` rounds; a line cut off by a crash comes after them."""
         kept = self.read(finished)
         write_text(self.folder / names.ROUNDS, "".join(line + "\n" for line in kept))
+        for path in (self.folder / names.EACH).glob("*.npz"):
+            if path.stem.isdecimal() and int(path.stem) > finished:
+                path.unlink()
 
     def append(self, line: Line) -> None:
         """Add a finished round."""
+        light = packed(line, self.folder, f"{line['round']:06d}")
         with (self.folder / names.ROUNDS).open("a", encoding="utf-8") as file:
-            file.write(sealed(json.dumps(line)) + "\n")
-        self.rounds.append(line)
+            file.write(sealed(json.dumps(light)) + "\n")
+        self.rounds.append(unpacked(light, self.folder))
 
     def commit(self, state: Line) -> None:
         """Make `state` the state to resume from, then remove the files it does not name."""
@@ -171,7 +176,7 @@ class Record:
 
     def finish(self, summary: Line) -> None:
         """Write summary.json: the run is over."""
-        write_sealed(self.folder / names.SUMMARY, summary)
+        write_sealed(self.folder / names.SUMMARY, packed(summary, self.folder, "summary"))
 
 
 def _names_trees(entry: Mapping[str, object]) -> bool:
