@@ -106,7 +106,7 @@ class Store:
     def __init__(self, fresh: Callable[[int], Tree], folder: Path, memory_mb: float = 1024) -> None:
         self._fresh, self._folder, self._limit = fresh, folder, memory_mb * 2**20
         self._most = int(min(max(self._limit / 2, SMALLEST), LARGEST))  # bytes of a file
-        self._memory: dict[int, Tree] = {}  # in the order of last use
+        self._memory: dict[int, tuple[Tree, int]] = {}  # each with its size, in the order of last use
         self._bytes = 0
         self._staged: dict[int, Tree] = {}  # of the round under way
         self._unsaved: set[int] = set()
@@ -121,12 +121,10 @@ class Store:
         if client in self._staged:
             return self._staged[client]
         if client in self._memory:
-            found = self._memory.pop(client)
-            self._bytes -= _room(found)
-        elif client < len(self._where) and self._where[client, 0]:
-            found = self._read(client)
-        else:
-            found = self._fresh(client)
+            self._memory[client] = kept = self._memory.pop(client)
+            return kept[0]
+        saved = client < len(self._where) and self._where[client, 0]
+        found = self._read(client) if saved else self._fresh(client)
         self._keep(client, found)
         return found
 
@@ -138,7 +136,7 @@ class Store:
         """Make the trees of the finished round the ones to keep."""
         for client, value in self._staged.items():
             if client in self._memory:
-                self._bytes -= _room(self._memory.pop(client))
+                self._bytes -= self._memory.pop(client)[1]
             self._unsaved.add(client)
             self._keep(client, value)
         self._staged.clear()
@@ -177,8 +175,9 @@ class Store:
         self._written = max(self._files, default=0)
 
     def _keep(self, client: int, value: Tree) -> None:
-        self._memory[client] = value
-        self._bytes += _room(value)
+        room = _room(value)
+        self._memory[client] = value, room
+        self._bytes += room
         if self._bytes > self._limit and len(self._memory) > 1:
             self._spill()
 
@@ -186,14 +185,14 @@ class Store:
         """Write what is not saved yet, then forget the least recently used half."""
         self._flush(self._unsaved)
         for client in list(self._memory)[: len(self._memory) // 2]:
-            self._bytes -= _room(self._memory.pop(client))
+            self._bytes -= self._memory.pop(client)[1]
 
     def _flush(self, clients: Iterable[int]) -> None:
         """Write the clients' trees, those of one shape to a file together."""
         alike: dict[object, dict[int, Tree]] = {}
         held = 0
         for client in sorted(clients):
-            value = self._memory[client] if client in self._memory else self._read(client)
+            value = self._memory[client][0] if client in self._memory else self._read(client)
             shape = tuple((name, part.shape, part.dtype, part.device) for name, part in value.items())
             alike.setdefault(shape, {})[client] = value
             held += tree.nbytes(value)
