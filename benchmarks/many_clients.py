@@ -4,8 +4,8 @@
     python benchmarks/many_clients.py --clients 10000 --per-round 200
 
 pFedPT on a tiny network, two images of 8 × 8 pixels a client. Before the first round the store is given a tree for each
-client, so that all of them have state. Prints resident memory, disk and seconds a round every tenth of the run, the time to
-start and to resume, and, with --beside 10000, the seconds a round of the same rounds with that many clients.
+client, so that all of them have state. Prints resident memory, disk and seconds a round every tenth of the run, the time
+to start and to resume, and, with --beside 10000, the seconds a round of the same rounds with that many clients.
 """
 
 import argparse
@@ -143,12 +143,9 @@ def run(args: argparse.Namespace, clients: int) -> list[Row]:
     print("|--:|--:|--:|--:|--:|--:|")
     for row in rows:
         share = f"{row.disk / row.weigh:.3f}"
-        print(
-            f"| {row.round} | {row.resident:.0f} | {row.resident - empty:.0f} | {row.disk:.0f} | {share} | {row.seconds:.2f} |"
-        )
-    print(
-        f"\nstart {started:.1f} s, resume {resumed:.1f} s, {files:,} checkpoint files, {line:,.0f} bytes a round's line\n"
-    )
+        memory = f"{row.resident:.0f} | {row.resident - empty:.0f}"
+        print(f"| {row.round} | {memory} | {row.disk:.0f} | {share} | {row.seconds:.2f} |")
+    print(f"\nstart {started:.1f} s, resume {resumed:.1f} s, {files:,} checkpoint files, {line:,.0f} bytes a line\n")
     return rows
 
 
