@@ -23,6 +23,7 @@ from torch import Tensor
 
 from promptfed.core import Data, Method, Rng, Task, Tree, tree
 from promptfed.core.method import Traits
+from promptfed.core.protocols import Draw
 from promptfed.data.batches import Pool, Shards
 from promptfed.data.partition import make_partition
 from promptfed.federation.fleet import OneByOne, Stacked
@@ -62,7 +63,7 @@ class Idle(Method):
         """Return what stays."""
         return {"prompt": torch.zeros(OWN), "velocity": torch.zeros(OWN)}
 
-    def draws(self, task: Task) -> dict:
+    def draws(self, task: Task) -> dict[str, Draw]:
         """Return that there are none."""
         return {}
 

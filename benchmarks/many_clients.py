@@ -4,8 +4,8 @@
     python benchmarks/many_clients.py --clients 10000 --per-round 200
 
 pFedPT on a tiny network, two images of 8 × 8 pixels a client. Before the first round the store is given a tree for each
-client, so that all of them have state. Prints resident memory, disk and seconds a round every tenth of the run, the time
-to start and to resume, and, with --beside 10000, the seconds a round of the same rounds with that many clients.
+client, so that all of them have state. Prints resident memory, disk and seconds a round every tenth of the run, the
+time to start and to resume, and, with --beside 10000, the seconds a round of the same rounds with that many clients.
 """
 
 import argparse

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -106,7 +107,8 @@ def test_computing_them_goes_on_where_it_was_stopped(
     straight = made()
     for path in (tmp_path / "features").iterdir():
         path.unlink()
-    plain, calls = LoadedViT.features, []
+    plain = LoadedViT.features
+    calls: list[int] = []
 
     def counted(
         self: LoadedViT, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, noise: Tree | None = None
@@ -127,8 +129,13 @@ def test_computing_them_goes_on_where_it_was_stopped(
 def test_large_ones_are_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
     small = features_of(IMAGES, network(), CPU)
     monkeypatch.setattr("promptfed.data.features.MAPPED_BYTES", 0)
-    opened = []
+    opened: list[object] = []
     load = np.load
-    monkeypatch.setattr(np, "load", lambda path, **how: opened.append(how["mmap_mode"]) or load(path, **how))
+
+    def noted(path: Path, *, mmap_mode: Any) -> Any:
+        opened.append(mmap_mode)
+        return load(path, mmap_mode=mmap_mode)
+
+    monkeypatch.setattr(np, "load", noted)
     assert features_of(IMAGES, network(), CPU).equal(small)
     assert opened == ["c"]

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.tiny_runs import plain, tiny, write_images
 
 from promptfed.core.errors import PromptFedError
 from promptfed.core.files import unsealed
@@ -19,6 +18,7 @@ from promptfed.results.folder.each import Each
 from promptfed.results.metrics import measures
 from promptfed.results.report import write_report
 from promptfed.runs import resuming, runner
+from support.tiny_runs import plain, tiny, write_images
 
 CLIENTS = 20
 

@@ -39,8 +39,7 @@ class Cells:
 
     def sum(self, which: int, weights: Numbers) -> Array:
         """Sum the images' weights in every cell."""
-        found: Array = np.bincount(self.of[which], weights, minlength=len(self.client))
-        return found
+        return np.bincount(self.of[which], weights, minlength=len(self.client)).astype(np.float64)
 
     def mean(self, values: Array, counts: NDArray[np.bool_], clients: int) -> Array:
         """Return the mean of the values that count, of every client."""
@@ -73,7 +72,7 @@ class Crowd:
         found, hits = self.found, weights * self.right
 
         def summed(where: Numbers, values: Array, size: int) -> Array:
-            return np.bincount(where, values, minlength=size)[None]
+            return np.bincount(where, values, minlength=size).astype(np.float64)[None]
 
         return Tallies(
             hits=summed(found.label, hits, found.classes),
