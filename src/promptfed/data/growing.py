@@ -87,4 +87,9 @@ class GrowingArray:
 def growing(path: Path, row: Sequence[int], dtype: str) -> Iterator[GrowingArray]:
     """Open the file for appending, after what an earlier writer has left of it; only its owner may read it."""
     with open(path, "r+b" if path.exists() else "w+b", opener=private) as file:
-        yield GrowingArray(file, path.with_name(f"{path.name}.journal"), row, dtype)
+        yield GrowingArray(file, journal_of(path), row, dtype)
+
+
+def journal_of(path: Path) -> Path:
+    """Return the journal of a growing file, which is there until the file is finished."""
+    return path.with_name(f"{path.name}.journal")
