@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +27,7 @@ def even(classes: int, train: int, test: int, domains: int = 1) -> Dataset:
     return dataset_of(np.tile(block, domains), np.tile(flags, domains), regions)
 
 
-def joined(parts: tuple[Any, ...]) -> list[int]:
+def joined(parts: Sequence[Any]) -> list[int]:
     return [int(i) for part in parts for i in part]
 
 

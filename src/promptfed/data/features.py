@@ -3,25 +3,28 @@
 import hashlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from promptfed.core import keys, progress
-from promptfed.core.files import private
+from promptfed.core.files import held, part_of, private
 from promptfed.core.protocols import Backbone, Batch, DenseBackbone
 from promptfed.core.tree import Tree
 from promptfed.data.augment import augmented
 from promptfed.data.batches import Pool
 from promptfed.data.dataset import Dataset
 from promptfed.data.download import home
+from promptfed.data.growing import GrowingArray, growing
+from promptfed.data.parsed import MAPPED_BYTES
 
 BATCH = 256
+NOTED = 16  # batches between two points from which computing them goes on
 HASHED_BYTES = 1 << 34  # of a larger data set, every so many images stand for all: reading it all takes minutes
 
 log = logging.getLogger("promptfed")
@@ -79,42 +82,77 @@ def _cached(
     path = home() / "features" / f"{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:32]}.npy"
     if path.is_file():
         try:
-            return torch.from_numpy(np.load(path)).to(device)
+            return _opened(path, len(dataset)).to(device)
         except (OSError, EOFError, ValueError):
             log.warning("%s is damaged; the features are computed again", path)
-    made = _compute(dataset, device, what, change, read or partial(backbone.features, {}))
+            path.unlink(missing_ok=True)
+    batches = partial(_batches, dataset, device, what, change, read or partial(backbone.features, {}))
     try:
-        _save(path, made.cpu().numpy())
+        _write(path, batches)
+        return _opened(path, len(dataset)).to(device)
     except OSError as problem:
         log.warning("features could not be kept in %s (%s)", path.parent, problem)
-    return made
+    return torch.cat([part for part in batches(lambda start: False) if part is not None])
 
 
-def _compute(
+def _opened(path: Path, rows: int) -> Tensor:
+    """Return the array in a file, mapped if it is large: it may be larger than memory."""
+    # copy on write: a tensor must be writable, the file never changes
+    found = np.load(path, mmap_mode="c" if path.stat().st_size > MAPPED_BYTES else None)
+    if len(found) != rows:
+        raise ValueError("it has another number of rows")
+    return torch.from_numpy(found)
+
+
+def _batches(
     dataset: Dataset,
     device: torch.device,
     what: str,
     change: Callable[[Tensor], Tensor],
     read: Callable[[Tensor], Tensor],
-) -> Tensor:
+    known: Callable[[int], bool],
+) -> Iterator[Tensor | None]:
+    """Yield the features of one batch after the other, None where those from an image on are known."""
     pool = Pool(dataset, torch.device("cpu"))  # a large data set need not fit on the device
     scale, shift = (value.to(device).view(3, 1, 1) for value in (pool.scale, pool.shift))
-    parts = []
     with torch.no_grad(), progress.bar(f"{what} features", len(dataset)) as advance:
         for index in torch.arange(len(dataset)).split(BATCH):
             images = pool.x[index].to(device).movedim(-1, -3).float()  # 0 … 255
-            found = read(torch.addcmul(shift, change(images / 255) * 255, scale))
-            parts.append(found.half() if found.dim() > 2 else found)
+            changed = change(images / 255)  # of known ones too: what it draws comes after what it drew before
+            if known(int(index[0])):
+                yield None
+            else:
+                found = read(torch.addcmul(shift, changed * 255, scale))
+                yield found.half() if found.dim() > 2 else found
             advance(len(index), "")
-    return torch.cat(parts)
 
 
-def _save(path: Path, values: NDArray[np.floating]) -> None:
+def _write(path: Path, batches: Callable[[Callable[[int], bool]], Iterator[Tensor | None]]) -> None:
+    """Write features to a file as they come, going on with what a process that was stopped has left."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(fresh, "wb", opener=private) as file:  # the images may be a user's own
-        np.save(file, values)
-    fresh.replace(path)
+    part = part_of(path)
+    os.close(private(str(part), os.O_CREAT | os.O_WRONLY))  # the images may be a user's own
+    with held(part, wait=True), ExitStack() as stack:
+        if path.is_file():  # another process was faster
+            part.unlink(missing_ok=True)
+            return
+        grown: GrowingArray | None = None
+
+        def known(start: int) -> bool:
+            return grown is not None and start < grown.rows
+
+        for number, batch in enumerate(batches(known)):
+            if grown is None and batch is not None:
+                kind = "<f2" if batch.dtype == torch.float16 else "<f4"
+                grown = stack.enter_context(growing(part, batch.shape[1:], kind))
+                batch = None if grown.rows else batch  # the first one only tells how long a row is
+            if grown is not None and batch is not None:
+                grown.append(batch.cpu().numpy())
+                if number % NOTED == NOTED - 1:
+                    grown.note()
+        if grown is not None:
+            grown.finish()
+            part.replace(path)
 
 
 def _fingerprint(dataset: Dataset) -> str:

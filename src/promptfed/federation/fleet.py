@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -231,7 +230,7 @@ def score_deployed(
     method: Method, task: Task, params: Tree, shards: Shards, domain_names: Sequence[str]
 ) -> dict[str, float]:
     """Return the accuracy of a model without a client on all test images, and on each domain's if there are several."""
-    rows = np.concatenate((*shards.rows["test"], *shards.rows["unseen"]))
+    rows = shards.tested()
     domains = shards.pool.domains[rows]
     sets = {"all": rows}
     if len(domain_names) > 1:
