@@ -16,7 +16,7 @@ from support.scripts import ROOT, load_script
 from support.stopped_runs import assert_same, bits, content
 from support.tiny_runs import tiny, write_images
 
-FEW = ("relic", "newcomers of fedavg", "stacked pfedpt")
+FEW = ("relic", "stacked pfedpt")
 
 
 @pytest.fixture(scope="module")
