@@ -80,7 +80,7 @@ class OneByOne:
 
     def fit(self, round: int, clients: Tensor, down: Tree, *, keep: bool = True, test: bool = True) -> Fitted:  # noqa: A002
         """Train the clients from `down` [C, ...]; their personal trees change only if `keep`."""
-        rows, images = [], 0
+        rows, images = list[tuple[Tree, Tree, Tree]](), 0
         for number, client in enumerate(clients.tolist()):
             own, before = tree.settled(tree.row(down, number)), _to(self.store.get(client), self.shards)
             data = self.shards.data([client], round, stacked=False)
