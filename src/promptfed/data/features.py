@@ -15,28 +15,35 @@ from torch import Tensor
 from promptfed.core import keys, progress
 from promptfed.core.files import private
 from promptfed.core.protocols import Backbone
+from promptfed.core.ranks import ALONE, Ranks
 from promptfed.data.augment import augmented
 from promptfed.data.batches import Pool
 from promptfed.data.dataset import Dataset
 from promptfed.data.download import home
 
 BATCH = 256
+MAPPED_BYTES = 1 << 26  # larger features are mapped, not read
 HASHED_BYTES = 1 << 34  # of a larger data set, every so many images stand for all: reading it all takes minutes
+
+Change = Callable[[Tensor], Tensor]
 
 log = logging.getLogger("promptfed")
 
 
-def features_of(dataset: Dataset, backbone: Backbone, device: torch.device) -> Tensor:
-    """Return the features of all images [N, D]."""
-    return _cached(dataset, _fingerprint(dataset), backbone, device, "image", lambda images: images)
+def features_of(dataset: Dataset, backbone: Backbone, device: torch.device, ranks: Ranks = ALONE) -> Tensor:
+    """Return the features of all images [N, D]; where several processes share a run, each computes a part."""
+    return _cached(dataset, _fingerprint(dataset), backbone, device, "image", None, ranks)
 
 
-def views_of(dataset: Dataset, backbone: Backbone, device: torch.device, count: int) -> Tensor:
+def views_of(
+    dataset: Dataset, backbone: Backbone, device: torch.device, count: int, ranks: Ranks = ALONE
+) -> Tensor:
     """Return the features of `count` augmented views of every image [N, count, D]; they are the same in every run."""
     views, content = [], _fingerprint(dataset)
     for number in range(count):
         draw = torch.Generator(device).manual_seed(keys.key("view", number))
-        views.append(_cached(dataset, content, backbone, device, f"view {number}", partial(augmented, draw=draw)))
+        change = partial(augmented, draw=draw)
+        views.append(_cached(dataset, content, backbone, device, f"view {number}", change, ranks))
     return torch.stack(views, 1)
 
 
@@ -46,36 +53,61 @@ def _cached(
     backbone: Backbone,
     device: torch.device,
     what: str,
-    change: Callable[[Tensor], Tensor],
+    change: Change | None,
+    ranks: Ranks,
 ) -> Tensor:
     """Return features from the cache, or compute and keep them; `content` is the data set's fingerprint."""
     parts = (what, backbone.fingerprint, content, str(dataset.mean), str(dataset.std), device.type)
     path = home() / "features" / f"{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:32]}.npy"
-    if path.is_file():
-        try:
-            return torch.from_numpy(np.load(path)).to(device)
-        except (OSError, EOFError, ValueError):
-            log.warning("%s is damaged; the features are computed again", path)
-    made = _compute(dataset, backbone, device, what, change)
+    kept = _load(path)
+    if ranks.unanimous(None if kept is None else "kept") and kept is not None:
+        return kept.to(device)
+    made = _compute(dataset, backbone, device, what, change, ranks)
     try:
-        _save(path, made.cpu().numpy())
+        if ranks.first_here:
+            _save(path, made.cpu().numpy())
     except OSError as problem:
         log.warning("features could not be kept in %s (%s)", path.parent, problem)
-    return made
+    if ranks.size == 1:
+        return made
+    ranks.told("kept")
+    kept = _load(path)
+    return made if kept is None else kept.to(device)
+
+
+def _load(path: Path) -> Tensor | None:
+    """Return what is kept, large features mapped: processes on one machine then share the memory."""
+    if not path.is_file():
+        return None
+    try:
+        return torch.from_numpy(np.load(path, mmap_mode="c" if path.stat().st_size > MAPPED_BYTES else None))
+    except (OSError, EOFError, ValueError):
+        log.warning("%s is damaged; the features are computed again", path)
+        return None
 
 
 def _compute(
-    dataset: Dataset, backbone: Backbone, device: torch.device, what: str, change: Callable[[Tensor], Tensor]
+    dataset: Dataset, backbone: Backbone, device: torch.device, what: str, change: Change | None, ranks: Ranks
 ) -> Tensor:
     pool = Pool(dataset, torch.device("cpu"))  # a large data set need not fit on the device
     scale, shift = (value.to(device).view(3, 1, 1) for value in (pool.scale, pool.shift))
+    blocks = torch.arange(len(dataset)).split(BATCH)
+    bounds = [len(blocks) * rank // ranks.size for rank in range(ranks.size + 1)]
+    first, last = bounds[ranks.rank], bounds[ranks.rank + 1]
     parts = []
-    with torch.no_grad(), progress.bar(f"{what} features", len(dataset)) as advance:
-        for index in torch.arange(len(dataset)).split(BATCH):
+    total = sum(map(len, blocks[first:last]))
+    with ranks.together(), torch.no_grad(), progress.bar(f"{what} features", total) as advance:
+        for number, index in enumerate(blocks[:last]):
+            if number < first and not change:
+                continue
             images = pool.x[index].to(device).movedim(-1, -3).float()  # 0 … 255
-            parts.append(backbone.features({}, torch.addcmul(shift, change(images / 255) * 255, scale)))
-            advance(len(index), "")
-    return torch.cat(parts)
+            # its draws come one after the other, those for other processes' images too
+            changed = change(images / 255) if change else images / 255
+            if number >= first:
+                parts.append(backbone.features({}, torch.addcmul(shift, changed * 255, scale)))
+                advance(len(index), "")
+    gathered = ranks.gathered({"features": torch.cat(parts)} if parts else {}).trees
+    return torch.cat([one["features"] for one in gathered if one])
 
 
 def _save(path: Path, values: NDArray[np.float32]) -> None:

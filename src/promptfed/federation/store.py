@@ -9,7 +9,7 @@ a file the manifest does not name is a leftover of an interrupted run and is rem
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -19,6 +19,7 @@ from safetensors.torch import save
 
 from promptfed.core import tree
 from promptfed.core.errors import PromptFedError
+from promptfed.core.ranks import ALONE, Ranks
 from promptfed.core.files import SEAL
 from promptfed.core.tree import Tree
 from promptfed.results.folder import names
@@ -76,15 +77,23 @@ def read_tree(path: Path, row: int | None = None) -> Tree:
 class Store:
     """One personal tree per client; a client never seen has the tree `fresh(client)`."""
 
-    def __init__(self, fresh: Callable[[int], Tree], folder: Path, memory_mb: float = 1024) -> None:
+    def __init__(
+        self,
+        fresh: Callable[[int], Tree],
+        folder: Path,
+        memory_mb: float = 1024,
+        ranks: Ranks = ALONE,
+        owner: Sequence[int] = (),  # which process of the run has each client's tree; empty: this one has all
+    ) -> None:
         self._fresh, self._folder, self._limit = fresh, folder, memory_mb * 2**20
+        self._ranks, self._owner = ranks, owner
         self._memory: dict[int, Tree] = {}  # in the order of last use
         self._bytes = 0
         self._staged: dict[int, Tree] = {}  # of the round under way
         self._unsaved: set[int] = set()
         self._where: dict[int, tuple[str, int]] = {}  # the file, and the client's row in it
         self._files: Manifest = {}
-        self._written = 0
+        self._written = self._before(0)
 
     def get(self, client: int) -> Tree:
         """Return the client's tree."""
@@ -149,7 +158,7 @@ class Store:
             stacked = tree.stack(list(trees.values()))
             if stacked:  # a client with nothing personal gets its empty tree from `fresh`
                 self._folder.mkdir(parents=True, exist_ok=True)
-                self._written += 1
+                self._written += self._ranks.size
                 name = names.personal_file(self._written)
                 self._files[name] = {"crc32": write_tree(self._folder / name, stacked), "clients": list(trees)}
                 self._where |= {client: (name, row) for row, client in enumerate(trees)}
@@ -177,9 +186,24 @@ class Store:
     def restore(self, manifest: Manifest) -> None:
         """Take over the files of a checkpoint, oldest first: a later file's client replaces an earlier one's."""
         for name in sorted(manifest):
-            verify(self._folder / name, manifest[name]["crc32"])
             clients = manifest[name]["clients"]
             assert isinstance(clients, list)
-            self._where |= {client: (name, row) for row, client in enumerate(clients)}
+            own = {client: (name, row) for row, client in enumerate(clients) if self._holds(client)}
+            if own:
+                verify(self._folder / name, manifest[name]["crc32"])
+            self._where |= own
         self._files = dict(manifest)
-        self._written = max((int(name[9:15]) for name in manifest), default=0)
+        self._written = self._before(max((int(name[9:15]) for name in manifest), default=0))
+
+    def whole(self, manifest: Manifest) -> "Store":
+        """Return a store of all clients as a checkpoint has them, for reading."""
+        store = Store(self._fresh, self._folder, self._limit / 2**20)
+        store.restore(manifest)
+        return store
+
+    def _holds(self, client: int) -> bool:
+        return not self._owner or self._owner[client] == self._ranks.rank
+
+    def _before(self, last: int) -> int:
+        """Return the number before this process's first file after file `last`: processes number theirs in turn."""
+        return last + 1 + self._ranks.rank - self._ranks.size

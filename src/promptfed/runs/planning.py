@@ -1,5 +1,6 @@
 """From a recipe to everything it names: the method, the images, the clients, and the round loop, ready to run."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from promptfed.backbones.digest import digest_weights
 from promptfed.core import options
 from promptfed.core.errors import PromptFedError
 from promptfed.core.method import Method, Task
+from promptfed.core.ranks import ALONE, Ranks
 from promptfed.core.tree import Tree
 from promptfed.data import open_dataset
 from promptfed.data.batches import Pool, Shards
@@ -27,6 +29,7 @@ from promptfed.federation import guards
 from promptfed.federation.fleet import Fleet, OneByOne, Stacked
 from promptfed.federation.guards import Guards
 from promptfed.federation.loop import Loop, Settings, rng_for
+from promptfed.federation.ranked import EVERYWHERE, RankedFleet, deal
 from promptfed.federation.sampling import choose
 from promptfed.federation.store import Store
 from promptfed.results.folder.record import Record
@@ -47,21 +50,25 @@ class Plan:
     partition: Partition
     task: Task
     device: torch.device
+    ranks: Ranks = ALONE
 
 
-def prepare(recipe: Recipe, method: Method | None, saved: Path | None, task: Task | None = None) -> Plan:
+def prepare(
+    recipe: Recipe, method: Method | None, saved: Path | None, task: Task | None = None, ranks: Ranks = ALONE
+) -> Plan:
     """Find everything a recipe names; the partition is read from `saved`, if there is such a file.
 
     A method or a task that is given is used as it is.
     """
-    dataset = _find_images(recipe)
+    with ranks.in_turn():  # who comes second finds what the first has read, and maps it
+        dataset = _find_images(recipe)
     partition = _divide(recipe, dataset, saved)
     device = pick_device(recipe.device)
     task = task or make_task(recipe, dataset.sides, dataset.classes, device)
     _check_size(recipe, task)
     mean, std = task.backbone.statistics or (dataset.mean, dataset.std)
     dataset = replace(dataset, mean=mean, std=std)
-    return Plan(recipe, method or config.build_method(recipe), dataset, partition, task, device)
+    return Plan(recipe, method or config.build_method(recipe), dataset, partition, task, device, ranks)
 
 
 def digests(plan: Plan) -> dict[str, str]:
@@ -146,12 +153,15 @@ def make_loop(plan: Plan, record: Record, *, secret_draw: bool = True) -> Loop:
         data = shards.data([client], 0, stacked=False)
         return method.init_client(task, data, rng_for(recipe.seed, client))
 
-    store = Store(fresh, record.checkpoint, fleet_options.memory_mb)
     stacked = fleet_options.name == "stacked" or (fleet_options.name == "auto" and plan.device.type == "cuda")
     width = fleet_options.width or recipe.per_round or recipe.clients
+    together = (fleet_options.width or 1) if stacked else 1
+    ranks, owner = plan.ranks, _owner(plan, partition, fresh, together)
+    store = Store(fresh, record.checkpoint, fleet_options.memory_mb, ranks, owner)
 
     def fleet_of(own: Shards) -> Fleet:
-        return Stacked(method, task, own, store, width) if stacked else OneByOne(method, task, own, store)
+        fleet = Stacked(method, task, own, store, width) if stacked else OneByOne(method, task, own, store)
+        return fleet if ranks.size == 1 else RankedFleet(fleet, ranks, method, own, owner, together, _everywhere(recipe))
 
     founders = recipe.clients - recipe.newcomers
     guarded = guards.build(
@@ -182,7 +192,24 @@ def make_loop(plan: Plan, record: Record, *, secret_draw: bool = True) -> Loop:
         guarded,
         stopping_of(recipe),
         fleet_of(shards_of(validation)) if validation else None,
+        ranks,
     )
+
+
+def _owner(plan: Plan, partition: Partition, fresh: Callable[[int], Tree], together: int) -> list[int]:
+    """Return which process holds each client's personal tree; nothing if clients keep none, or there is one process.
+
+    Newcomers, who have rounds of their own, are dealt apart.
+    """
+    if plan.ranks.size == 1 or not fresh(0):
+        return []
+    sizes, founders = [len(rows) for rows in partition.train], plan.recipe.clients - plan.recipe.newcomers
+    return [owner for some in (sizes[:founders], sizes[founders:]) for owner in deal(some, plan.ranks.size, together)]
+
+
+def _everywhere(recipe: Recipe) -> float:
+    """Return the bytes of a round's answers up to which every process aggregates; secret noise is drawn only once."""
+    return -1 if recipe.guards.get("entropy") == "system" else EVERYWHERE
 
 
 def _unseen(recipe: Recipe, dataset: Dataset) -> list[NDArray[np.int64]]:
@@ -231,9 +258,9 @@ def _pool(plan: Plan) -> Pool:
         name = plan.recipe.method["name"]
         wanted = plan.method.backbone
         raise PromptFedError(f"Method {name} reads the features of a pretrained backbone; set backbone.name={wanted}.")
-    features = features_of(plan.dataset, backbone, plan.device)
+    features = features_of(plan.dataset, backbone, plan.device, plan.ranks)
     views = (
-        {"views": views_of(plan.dataset, backbone, plan.device, plan.method.traits.views)}
+        {"views": views_of(plan.dataset, backbone, plan.device, plan.method.traits.views, plan.ranks)}
         if plan.method.traits.views
         else {}
     )
