@@ -5,6 +5,7 @@ process ends all of them at the same point, with the same error; and who waits f
 """
 
 import math
+import os
 import pickle
 import signal
 import threading
@@ -49,6 +50,7 @@ class Group(Ranks):
         self.lost = False
         self._patience = patience
         self._asked = False
+        self._parent = os.getppid()
         self._ending: BaseException | None = None  # the last error that all know of
         self._stopped = False  # all know that one of them was asked to end
         self._before: dict[int, Any] = {}
@@ -75,8 +77,12 @@ class Group(Ranks):
 
     def check(self) -> None:
         """Raise KeyboardInterrupt if this process was asked to end."""
-        if self._asked and not self._stopped:
+        if self._to_end():
             raise KeyboardInterrupt
+
+    def _to_end(self) -> bool:
+        """Say whether this process was asked to end, or whoever started it is gone, and not all know it yet."""
+        return (self._asked or os.getppid() != self._parent) and not self._stopped
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -111,7 +117,7 @@ class Group(Ranks):
 
     def told(self, value: Value) -> list[Value]:
         """Return what every process says, in their order; all wait for each other."""
-        said = self._exchange(_Said(self._asked and not self._stopped, None, value))
+        said = self._exchange(_Said(self._to_end(), None, value))
         for one in said:
             if one.failure is not None:
                 self._end(pickle.loads(one.failure))
