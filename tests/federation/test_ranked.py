@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from promptfed.core.method import Method
@@ -52,7 +51,27 @@ CASES: dict[str, Case] = {
 }
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_everything_is_as_in_one_process(size: int, tmp_path: Path) -> None:
     found = differences(size, CASES, tmp_path)
     assert {name: what for name, what in found.items() if what} == {}
+
+
+def test_a_comparison_sees_the_last_bit(tmp_path: Path) -> None:
+    # two clients of different sizes in one stack, and each in one of its own
+    more = {"fleet": "stacked", "per_round": 0, "width": 0, "rounds": 2}
+    found = differences(2, {"a stack that is divided": (toy_loop, SAMPLE[3], more)}, tmp_path)
+    assert "server" in found["a stack that is divided"]
+
+
+def test_who_has_most_gets_nothing_more() -> None:
+    assert deal([9, 40, 3, 24], 2) == [1, 0, 1, 1]
+    assert deal([5, 5, 5, 5, 5], 3) == [0, 1, 2, 0, 1]
+    assert deal([1, 2], 4) == [1, 0]
+    assert deal([], 2) == []
+
+
+def test_stacks_stay_together_where_there_are_enough() -> None:
+    assert deal([1, 1, 1, 1, 1, 1], 2, 2) == [0, 0, 1, 1, 0, 0]
+    assert deal([1, 1, 9, 9, 1], 2, 2) == [1, 1, 0, 0, 1]
+    assert deal([1, 1, 1], 2, 2) == [0, 1, 0]

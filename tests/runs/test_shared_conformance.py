@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
+from test_conformance import VARIANTS
 
 from promptfed.runs.checks import toy_loop
 from support.ranked import Case, differences
-from test_conformance import VARIANTS
 
 
 @pytest.mark.slow

@@ -62,7 +62,9 @@ def run(
     with once():
         words += placed(gpus, processes, words)
         recipes, folders = _read(source, words, out, resume)
-    into = ["--resume", str(resume)] if resume else ["--out", str(folders[0] if len(folders) == 1 else folders[0].parent)]
+    into = (
+        ["--resume", str(resume)] if resume else ["--out", str(folders[0] if len(folders) == 1 else folders[0].parent)]
+    )
     command = ["run", *([source] if source else []), *words, *into, *shlex.split(again(trackers))]
     if (gpus or processes or 1) > 1:
         launch(command, gpus or processes or 1, patience, folders[0], gpus=gpus is not None)

@@ -212,7 +212,7 @@ def _pickled(error: BaseException, rank: int) -> bytes:
     try:
         content = pickle.dumps(error)
         pickle.loads(content)
-    except Exception:  # noqa: BLE001  (whatever a stranger's exception does when it is copied)
+    except Exception:
         content = pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
     return content
 

@@ -35,9 +35,7 @@ def features_of(dataset: Dataset, backbone: Backbone, device: torch.device, rank
     return _cached(dataset, _fingerprint(dataset), backbone, device, "image", None, ranks)
 
 
-def views_of(
-    dataset: Dataset, backbone: Backbone, device: torch.device, count: int, ranks: Ranks = ALONE
-) -> Tensor:
+def views_of(dataset: Dataset, backbone: Backbone, device: torch.device, count: int, ranks: Ranks = ALONE) -> Tensor:
     """Return the features of `count` augmented views of every image [N, count, D]; they are the same in every run."""
     views, content = [], _fingerprint(dataset)
     for number in range(count):

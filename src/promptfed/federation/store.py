@@ -19,8 +19,8 @@ from safetensors.torch import save
 
 from promptfed.core import tree
 from promptfed.core.errors import PromptFedError
-from promptfed.core.ranks import ALONE, Ranks
 from promptfed.core.files import SEAL
+from promptfed.core.ranks import ALONE, Ranks
 from promptfed.core.tree import Tree
 from promptfed.results.folder import names
 

@@ -161,7 +161,9 @@ def make_loop(plan: Plan, record: Record, *, secret_draw: bool = True) -> Loop:
 
     def fleet_of(own: Shards) -> Fleet:
         fleet = Stacked(method, task, own, store, width) if stacked else OneByOne(method, task, own, store)
-        return fleet if ranks.size == 1 else RankedFleet(fleet, ranks, method, own, owner, together, _everywhere(recipe))
+        return (
+            fleet if ranks.size == 1 else RankedFleet(fleet, ranks, method, own, owner, together, _everywhere(recipe))
+        )
 
     founders = recipe.clients - recipe.newcomers
     guarded = guards.build(

@@ -18,9 +18,7 @@ from promptfed.runs.planning import make_loop, prepare
 from promptfed.runs.recipe import Recipe, first_difference
 
 
-def start_or_resume(
-    recipe: Recipe, folder: Path, track: tuple[str, ...] = (), ranks: Ranks = ALONE
-) -> Result:
+def start_or_resume(recipe: Recipe, folder: Path, track: tuple[str, ...] = (), ranks: Ranks = ALONE) -> Result:
     """Resume the run in `folder`, if there is one, or start it; `ranks` share the run."""
     if all(ranks.told((folder / names.RECIPE).is_file())):
         return resume(folder, recipe, track=track, ranks=ranks)
