@@ -20,6 +20,7 @@ from promptfed.analysis.quality import (
     chosen,
     fid,
     kid,
+    kid_error,
     likeness,
     measure,
     real_images,
@@ -215,12 +216,30 @@ def test_without_a_server_there_are_clients_words(folders: dict[str, Path], monk
     assert found["rounds"] == []
 
 
+def test_the_error_of_kid_leaves_out_one_at_a_time() -> None:
+    draw = torch.Generator().manual_seed(0)
+    one, two = torch.randn(5, 3, generator=draw), 1 + torch.randn(4, 3, generator=draw)
+    real = [kid(torch.cat([one[:i], one[i + 1 :]]), two) for i in range(5)]
+    drawn = [kid(one, torch.cat([two[:i], two[i + 1 :]])) for i in range(4)]
+    squares = [(len(x) - 1) ** 2 / len(x) * np.var(x, ddof=1) for x in (np.array(real, float), np.array(drawn, float))]
+    assert kid_error(one, two) == pytest.approx(sum(squares) ** 0.5)
+    assert kid_error(one[:2], two) is None
+
+
+def test_the_error_of_kid_is_that_of_other_samples() -> None:
+    draw = torch.Generator().manual_seed(1)
+    found = [torch.randn(2, 40, 8, generator=draw) + torch.tensor([0.0, 0.5])[:, None, None] for _ in range(200)]
+    spread = np.std([kid(one, two) or 0.0 for one, two in found])
+    guessed = np.mean([kid_error(one, two) or 0.0 for one, two in found])
+    assert guessed == pytest.approx(spread, rel=0.2)
+
+
 def test_the_table_says_what_is_too_small() -> None:
     line = {"word": "sent", "client": 3, "fid": 1.5, "kid": None, "image": 0.25, "text": None, "real": 1, "drawn": 8}
     shown = words([{"method": "relic", "words": [line | {"caution": caution(1, 8, 64)}]}])
     assert [cell.text for cell in shown.rows[0][:-1]] == ["relic", "sent", "3", "1.50", "–", "0.250", "–", "1 / 8"]
     assert "1 image has no spread" in shown.to_markdown()
-    assert shown.to_csv().splitlines()[0] == "method,word,client,fid,kid,image,text,real,drawn,note"
+    assert shown.to_csv().splitlines()[0] == "method,word,client,fid,kid,kid_error,image,text,real,drawn,note"
 
 
 def test_the_command(folders: dict[str, Path]) -> None:

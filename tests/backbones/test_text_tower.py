@@ -1,6 +1,7 @@
 """The text tower: contexts in place of words, texts in parts and groups, and the gradients of both."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -120,9 +121,9 @@ def test_as_many_texts_at_once_as_memory_holds(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(text, "SHARE", 1.0)
     monkeypatch.setattr(text, "CPU_MEMORY", 7 * 12 * 1440)
 
-    def counted(arch: TextArch, spelled: Tree, context: Tensor) -> Tensor:
-        parts.append(len(context))
-        return original(arch, spelled, context)
+    def counted(arch: TextArch, spelled: Tree, contexts: Sequence[Tensor], beside: Tree) -> Tensor:
+        parts.append(len(contexts[0]))
+        return original(arch, spelled, contexts, beside)
 
     monkeypatch.setattr(text, "_part", counted)
     context = normal(5, 3, 4, 12).requires_grad_()

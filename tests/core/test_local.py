@@ -13,7 +13,7 @@ from promptfed.core import local, tree
 from promptfed.core.method import Task
 from promptfed.core.protocols import Batch
 from promptfed.core.tree import Tree
-from support.toys import Listed, task
+from support.toys import Listed, numbered, task
 
 TASK = task()
 STEPS = 6
@@ -398,3 +398,25 @@ def test_a_rate_multiplies_that_of_adam_and_its_decay() -> None:
     found = local.adam(network, TASK, rated, start={}, params=params, lr=0.04, weight_decay=0.1)
     expected = local.adam(network, TASK, Listed(batches), start={}, params=params, lr=0.01, weight_decay=0.1)
     assert_near(found, expected)
+
+
+def test_adam_too_may_have_a_rate_for_every_parameter() -> None:
+    rates, batches = {"in": 0.1, "bias": 0.0, "out": 0.02}, examples(STEPS)
+    found = local.adam(network, TASK, Listed(batches), start={}, params=weights(), lr=rates, weight_decay=0.1)
+
+    def by_name(own: Iterator[Tensor]) -> torch.optim.Optimizer:
+        groups = [{"params": [p], "lr": rates[n]} for n, p in zip(rates, own, strict=True)]
+        return torch.optim.AdamW(groups, weight_decay=0.1)
+
+    assert_near(found, by_torch(weights(), batches, by_name))
+    assert found["bias"].equal(weights()["bias"])
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_round_may_have_a_pace_of_its_own(stacked: bool) -> None:
+    data = numbered([4, 2]).data([0, 1] if stacked else [1], 0, stacked=stacked)
+    slow, slower = local.paced(data, 0.5), local.paced(local.paced(data, 0.5), 0.5)
+    assert [batch["rate"].tolist() for batch in slow.batches(size=4)] == [[0.5, 0.5] if stacked else 0.5]
+    assert [batch["rate"].tolist() for batch in slower.batches(size=4)] == [[0.25, 0.25] if stacked else 0.25]
+    # a recorded step reads it from its batch: no other rate, no other key
+    assert local.paced(data, 0.5).batches(size=4).key == local.paced(data, 0.25).batches(size=4).key

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,11 @@ from hypothesis import strategies as st
 
 from promptfed.core import keys, tree
 from promptfed.core.protocols import Batch, Draw
+from promptfed.core.schedule import Schedule
 from promptfed.core.tree import Tree
-from promptfed.data.batches import ClientData, Pool
+from promptfed.data.batches import ClientData, Pool, Shards
 from promptfed.data.dataset import Dataset
+from promptfed.data.training import Training
 from support.toys import Linear, dataset, numbered, shards, shares
 
 DRAWS = {"noise": Draw((2,)), "angle": Draw((2,), "normal"), "where": Draw((3,), per="batch")}
@@ -186,6 +189,31 @@ def test_testing_leaves_out_the_draws_of_dropout_and_no_others() -> None:
 def test_one_number_for_the_whole_batch_may_be_drawn(stacked: bool) -> None:
     data = numbered([4, 4], draws={"time": Draw(per="batch")}).data([0, 1] if stacked else [0], 0, stacked=stacked)
     assert [batch["time"].shape for batch in data.batches(size=4)] == [(2,) if stacked else ()]
+
+
+@pytest.mark.parametrize("kind", ["uniform", "normal"])
+def test_draws_outside_of_batches_are_the_clients_own(kind: Any) -> None:
+    stack = numbered([4, 4, 4], seed=5).data([2, 0], 3, stacked=True).draw("groups", (2, 5), kind)
+    assert stack.shape == (2, 2, 5)
+    for row, client in enumerate((2, 0)):
+        own = numbered([4, 4, 4], seed=5).data([client], 3, stacked=False)
+        assert own.draw("groups", (2, 5), kind).equal(stack[row])
+        list(own.batches(size=4))
+        assert own.draw("groups", (2, 5), kind).equal(stack[row])  # batches change nothing
+    other = numbered([4, 4, 4], seed=5).data([2], 4, stacked=False)
+    assert not other.draw("groups", (2, 5), kind).equal(stack[0])
+    assert not numbered([4, 4, 4], seed=5).data([2], 3, stacked=False).draw("slots", (2, 5), kind).equal(stack[0])
+    assert own.draw("one").shape == ()
+
+
+def test_a_client_knows_the_rate_of_its_round() -> None:
+    plain = numbered([4, 4])
+    assert plain.data([1], 7, stacked=False).rate.tolist() == 1.0
+    falling = Training(schedule=Schedule(10, 0, "linear"))
+    own = Shards(plain.pool, shares([4, 4]), shares([4, 4]), 0, {}, training=falling)
+    assert own.data([0, 1], 7, stacked=True).rate.tolist() == pytest.approx([0.3, 0.3])
+    (batch,) = own.data([1], 7, stacked=False).batches(size=4)
+    assert batch["rate"].equal(own.data([1], 7, stacked=False).rate)
 
 
 @pytest.mark.parametrize("sizes", [[5, 5, 5], [2, 7, 4], [1, 9, 3]])

@@ -297,6 +297,20 @@ def test_clients_of_a_domain_are_consecutive_and_hold_only_it(name: str) -> None
         assert set(dataset.domains[test]) <= {client // 2}
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_balanced_domains_leave_nobody_with_few_images_or_with_all(seed: int) -> None:
+    # 40 training images of each of 8 classes in both domains: 320 a domain, 80 for each of its four clients
+    dataset = even(8, 40, 10, domains=2)
+    partition = make_partition("domain-dirichlet", {"alpha": 0.3, "balanced": True}, dataset, 8, seed)
+    sizes = np.array([len(part) for part in partition.train])
+    assert sizes.reshape(2, 4).sum(axis=1).tolist() == [320, 320]
+    assert sizes.min() >= 10
+    # who has 80 gets no further class, so nobody has more than 79 and a whole class of 40
+    assert sizes.max() <= 119
+    plain = make_partition("domain-dirichlet", {"alpha": 0.3}, dataset, 8, seed)
+    assert [len(part) for part in plain.train] != sizes.tolist()
+
+
 def test_quantity_skews_sizes_and_not_classes() -> None:
     dataset = even(2, 5000, 1000)
     partition = make_partition("quantity", {"alpha": 0.5}, dataset, 10, 0)

@@ -29,6 +29,7 @@ def toy(domains: int, test: int) -> Dataset:
         ("file:x.json", {"alpha": 1}, 2, 'Unknown key "alpha" in the partition "file:x.json"; valid: none.'),
         ("dirichlet", {"alpha": 0}, 2, "partition.alpha must be a finite number above 0, not 0."),
         ("quantity", {"alpha": -0.5}, 2, "partition.alpha must be a finite number above 0, not -0.5."),
+        ("domain-dirichlet", {"balanced": 1}, 2, "partition.balanced must be true or false, not 1."),
         ("domain-dirichlet", {"alpha": float("nan")}, 2, "partition.alpha must be a finite number above 0, not nan."),
         ("dirichlet", {"alpha": float("inf")}, 2, "partition.alpha must be a finite number above 0, not inf."),
         ("dirichlet", {"alpha": "0.3"}, 2, "partition.alpha must be a finite number above 0, not '0.3'."),
@@ -89,6 +90,13 @@ def toy(domains: int, test: int) -> Dataset:
             14,
             'The partition has 7 clients in domain "domain 0" but only 6 training images; '
             'use at most 6 clients in domain "domain 0".',
+        ),
+        (
+            "domain-dirichlet",
+            {"balanced": True},
+            2,
+            "The balanced domain-dirichlet partition with partition.alpha = 0.5 cannot give each of 1 clients 10 "
+            'images of the training part of domain "domain 0"; raise partition.alpha or use fewer clients.',
         ),
         ("iid", {}, 0, "A partition needs at least 1 client, not 0."),
         ("domain-dirichlet", {}, 0, "divides clients evenly over the 2 domains"),

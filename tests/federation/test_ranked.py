@@ -41,6 +41,7 @@ CASES: dict[str, Case] = {
     "early stopping by loss": (make, OWN, {"rounds": 9, "stop": {"patience": 1, "min_delta": 9.0, "monitor": "loss"}}),
     "only the server's model": (make, SHARED, {"evaluate": {"personal": False}, "domains": 2, "rounds": 3}),
     "evaluated now and then": (make, OWN, {"evaluate": {"every": 2}, "rounds": 3}),
+    "tests on others' images": (make, OWN, {"evaluate": {"sets": "own-names+neighbour"}, "per_round": 2}),
     "clip and local noise": (make, SHARED, {"guards": {"clip": 1.0, "noise": 0.1}}),
     "central noise": (make, SHARED, {"guards": {"clip": 1.0, "noise": 0.1, "place": "central"}}),
     "a median": (make, SHARED, {"guards": {"robust": "median"}}),

@@ -67,6 +67,23 @@ def test_adain_by_hand() -> None:
     torch.testing.assert_close(found, torch.stack([2 * plain + 3, plain]))
 
 
+@pytest.mark.parametrize(("descriptors", "bound"), [("unit", 1.0), ("basis", math.sqrt(6 / (768 + 8)))])
+def test_descriptors_are_uniform_in_their_range(descriptors: str, bound: float) -> None:
+    method, draw = PFedPG(descriptors=descriptors), torch.Generator().manual_seed(0)  # type: ignore[arg-type]
+    rows = method._descriptors(task(Tokens8()), 2000, draw)
+    assert rows.shape[:2] == (2000, 1)
+    assert 0.99 * bound < rows.abs().max() <= bound
+    torch.testing.assert_close(rows.std(), torch.tensor(bound / math.sqrt(3)), rtol=0.03, atol=0)
+
+
+def test_with_one_token_everyone_gets_the_same_prompt() -> None:
+    method = PFedPG(tokens=1)
+    server = method.init_server(task(Tokens8()), rng())
+    first, second = method.generate(server, BOTH)
+    torch.testing.assert_close(first, second)
+    assert not server["descriptor"][0].equal(server["descriptor"][1])
+
+
 def test_mlp_by_hand() -> None:
     server = {
         "descriptor": torch.tensor([[[1.0, -1.0]], [[-1.0, 0.0]]]),

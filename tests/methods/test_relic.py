@@ -172,6 +172,27 @@ def test_branches_with_and_without_relu(relu: bool, expected: float) -> None:
     torch.testing.assert_close(spoken, torch.full((1, 1, WIDTH), expected))
 
 
+def test_without_bias_branches_have_two_matrices_each() -> None:
+    _, personal, _ = start(RELIC(bias=False, align=0.0))
+    assert sorted(personal) == ["scale1.weight", "scale2.weight", "shift1.weight", "shift2.weight", "visual"]
+    # what the shift makes of features 1, 2, 3 is 0.5·6, with biases of zero as without any
+    weights = {name: value for name, value in conditions(0.5, 0.25).items() if "bias" not in name}
+    spoken = RELIC(bias=False).spoken(
+        TASK, {"word": word(2.0)} | weights, torch.tensor([2]), torch.tensor([[1.0, 2.0, 3.0]])
+    )
+    torch.testing.assert_close(spoken, torch.full((1, 1, WIDTH), 3 + 2 * 1.5))
+
+
+def test_visual_features_of_unit_length() -> None:
+    method = RELIC(visual="unit", align=0.0, lr=0.1)
+    _, personal, _ = start(method, sizes=(2,))
+    torch.testing.assert_close(personal["visual"], torch.full((3,), 3**-0.5))
+    # a grey image's features (0.5, 0.5, 0.5) count as (1, 1, 1) / √3, which shift by √3: the picture is 1 + √3
+    params = {"word": word(1.0)} | conditions(1.0, 0.0)
+    value = method.loss(TASK, {}, params, batch(plain(0.5)[None]))
+    assert value.item() == pytest.approx(4 * (0.5 + 3**0.5) ** 2, rel=1e-5)
+
+
 def test_without_an_image_the_clients_mean_stands_in() -> None:
     # a black and a white image: 0.5 in each of three channels
     _, personal, _ = start(RELIC(), sizes=(2,))
@@ -268,6 +289,23 @@ def test_fit_by_hand() -> None:
     up, kept = method.fit(TASK, down, personal, dealt.data([0], 0, stacked=False))
     torch.testing.assert_close(up, {"word": word(0.9)})
     assert kept == {}
+
+
+def test_branches_have_a_rate_of_their_own() -> None:
+    # the last layers start at zero; Adam's first step moves every number of them by the rate
+    method = RELIC(lr=0.1, branch_lr=0.02, align=0.0, epochs=1, repeats=1, first=1)
+    down, personal, dealt = start(method, colours=(255, 0))
+    up, kept = method.fit(TASK, down | {"word": word(0.5)}, personal, dealt.data([0], 0, stacked=False))
+    torch.testing.assert_close(up["word"], word(0.6))
+    torch.testing.assert_close(kept["shift2.bias"], torch.full((WIDTH,), 0.02))
+
+
+def test_decay_acts_on_word_and_branches() -> None:
+    # p − η (1 + λ p): 1 − 0.1 · (1 + 0.5)
+    method = FedTI(lr=0.1, weight_decay=0.5, epochs=1, repeats=1, first=1)
+    down, personal, dealt = start(method)
+    up, _ = method.fit(TASK, down, personal, dealt.data([0], 0, stacked=False))
+    torch.testing.assert_close(up, {"word": word(0.85)})
 
 
 def test_every_image_is_repeated() -> None:

@@ -86,6 +86,23 @@ def test_attraction_and_dispersion_by_hand(neighbours: int, size: float, expecte
     torch.testing.assert_close(value, torch.tensor(expected))
 
 
+def test_over_the_mean_of_the_rest_a_pair_counts_alike_in_every_batch() -> None:
+    # three images with equal scores (0.8, 0.2), whose products are 0.68: two others each by the sum, one by the mean
+    alike = torch.tensor([[0.8, 0.2]]).expand(3, 2)
+    seen = batch([[2.0, 0.0], [0.0, 3.0], [1.0, 1.0]])
+    attraction = unlabelled.inter_loss(alike, bank(), seen, 1, 0.0)
+    summed = unlabelled.inter_loss(alike, bank(), seen, 1, 0.5, "sum") - attraction
+    meant = unlabelled.inter_loss(alike, bank(), seen, 1, 0.5, "mean") - attraction
+    torch.testing.assert_close(summed, torch.tensor(0.5 * 2 * 0.68))
+    torch.testing.assert_close(meant, torch.tensor(0.5 * 0.68))
+
+
+def test_an_image_alone_in_its_batch_has_no_rest() -> None:
+    seen = batch([[2.0, 0.0], [0.0, 3.0]], mask=[1.0, 0.0])
+    value = unlabelled.inter_loss(bank()["bank.scores"][:2], bank(), seen, 1, 0.5, "mean")
+    torch.testing.assert_close(value, torch.tensor(-0.5))
+
+
 def test_padding_neither_attracts_nor_disperses() -> None:
     seen = batch([[2.0, 0.0], [0.0, 3.0]], mask=[1.0, 0.0])
     value = unlabelled.inter_loss(bank()["bank.scores"][:2], bank(), seen, 1, 0.5)

@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from promptfed.backbones.painter import Painter
 from promptfed.core import local, ops, tree
 from promptfed.core.errors import PromptFedError
-from promptfed.core.method import Method, Task, Traits
+from promptfed.core.method import Method, Task, Traits, dense, dual
+from promptfed.core.prompts.text import match
 from promptfed.core.protocols import Batch, Data, Rng
 from promptfed.core.tree import Tree
 from promptfed.runs.checks import CLASSES, PROMISES, SIZES, BrokenPromiseError, check_method, toy_dataset, toy_loop
@@ -39,6 +41,55 @@ class Sound(Method):
 
     def deploy(self, task: Task, server: Tree) -> Tree:
         return {}
+
+
+@dataclass(frozen=True)
+class Draws(Sound):
+    """Draws wherever a method can: in the server's download and aggregation, and in a client's training."""
+
+    name: ClassVar[str] = "draws"
+
+    def init_server(self, task: Task, rng: Rng) -> Tree:
+        return super().init_server(task, rng) | {"round": torch.zeros((), dtype=torch.long)}
+
+    def download(self, task: Task, server: Tree, clients: Tensor) -> Tree:
+        draw = task.rng("down", int(server["round"]))
+        noise = 1e-3 * torch.randn(task.num_clients, generator=draw).to(clients.device)
+        down = tree.repeat(tree.drop(server, ["round"]), len(clients))
+        return down | {"norm.bias": down["norm.bias"] + noise[clients].unsqueeze(-1)}
+
+    def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
+        up, after = super().fit(task, down, personal, data)
+        noise = 1e-3 * data.draw("up", tuple(down["norm.bias"].shape[-1:]), "normal")
+        return up | {"norm.bias": up["norm.bias"] + noise}, after
+
+    def aggregate(self, task: Task, server: Tree, clients: Tensor, up: Tree, weights: Tensor) -> Tree:
+        found = super().aggregate(task, server, clients, up, weights)
+        noise = 1e-3 * torch.randn(found["norm.bias"].shape, generator=task.rng("mean", int(server["round"])))
+        return found | {"norm.bias": found["norm.bias"] + noise, "round": server["round"] + 1}
+
+
+@dataclass(frozen=True)
+class Averages(Method):
+    """A head over the mean of all patches, which a frozen network has computed once."""
+
+    name: ClassVar[str] = "averages"
+    backbone: ClassVar[str] = "vit"
+    traits = Traits(reads="patches")
+
+    def init_server(self, task: Task, rng: Rng) -> Tree:
+        return task.backbone.head(rng)
+
+    def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
+        return local.sgd(self.loss, task, data.batches(size=8), start=down, params=down, lr=0.1), personal
+
+    def loss(self, task: Task, start: Tree, params: Tree, batch: Batch) -> Tensor:
+        return ops.cross_entropy(self.predict(task, params, batch), batch["y"], batch["mask"])
+
+    def predict(self, task: Task, params: Tree, batch: Batch) -> Tensor:
+        seen = dense(task).patches({}, batch["x"])
+        assert seen.shape[-2] == 5  # the class token and 2 × 2 patches
+        return ops.linear(seen.mean(-2), params["head.weight"], params["head.bias"])
 
 
 @dataclass
@@ -259,6 +310,32 @@ class Forgets(Sound):
     traits = Traits(once=("keys",))
 
 
+@dataclass(frozen=True)
+class Closed(Method):
+    """Says that it knows classes by name, and has a classifier for those it was trained on."""
+
+    name: ClassVar[str] = "closed"
+    backbone: ClassVar[str] = "clip"
+    traits = Traits(reads="features", open=True)
+
+    def init_server(self, task: Task, rng: Rng) -> Tree:
+        return task.backbone.head(rng)
+
+    def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
+        return local.sgd(self.loss, task, data.batches(size=8), start=down, params=down, lr=1.0), personal
+
+
+@dataclass(frozen=True)
+class Prefers(Closed):
+    """Counts the first class of a list twice."""
+
+    name: ClassVar[str] = "prefers"
+
+    def predict(self, task: Task, params: Tree, batch: Batch) -> Tensor:
+        logits = match(batch["x"], dual(task).zero_shot, dual(task).scale)
+        return torch.cat([2 * logits[..., :1], logits[..., 1:]], -1)
+
+
 BROKEN: list[tuple[Method, str, str]] = [
     (Thawed(), "frozen", "frozen dataclass"),
     (Bare(), "frozen", "frozen dataclass"),
@@ -285,11 +362,22 @@ BROKEN: list[tuple[Method, str, str]] = [
     (Ascends(), "learns", "loss must fall"),
     (Idle(), "learns", "loss must fall"),
     (Restless(), "learns", "must stay as it is"),
+    (Closed(), "open", "so many logits"),
+    (Prefers(), "open", "swapping two class names"),
 ]
 
 
-def test_the_sound_one_keeps_every_promise() -> None:
-    check_method(Sound())
+@pytest.mark.parametrize("method", [Sound(), Draws(), Averages()], ids=lambda value: type(value).__name__)
+def test_sound_ones_keep_every_promise(method: Method) -> None:
+    check_method(method)
+
+
+def test_the_server_draws_by_its_seed_and_its_count() -> None:
+    task = Task(Painter((3, 8, 8), 2), ("a", "b"), 4, seed=7)
+    first = torch.rand(3, generator=task.rng("experts", 1))
+    assert first.equal(torch.rand(3, generator=task.rng("experts", 1)))
+    others = [task.rng("experts", 2), task.rng("noise", 1), replace(task, seed=8).rng("experts", 1)]
+    assert not any(first.equal(torch.rand(3, generator=one)) for one in others)
 
 
 @pytest.mark.parametrize(("method", "promise", "words"), BROKEN, ids=lambda value: type(value).__name__)

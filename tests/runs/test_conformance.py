@@ -10,8 +10,10 @@ from promptfed.methods.fedapt import FedAPT
 from promptfed.methods.fedavg import FedAvg
 from promptfed.methods.fedbabu import FedBABU
 from promptfed.methods.fedclip import FedCLIP
+from promptfed.methods.fedkgcoop import FedKgCoOp
 from promptfed.methods.fedmtl import FedMTL
 from promptfed.methods.fedper import FedPer
+from promptfed.methods.fedpgp import FedPGP
 from promptfed.methods.fedprox import FedProx
 from promptfed.methods.fedrep import FedRep
 from promptfed.methods.fedrod import FedRoD
@@ -25,6 +27,7 @@ from promptfed.methods.pfedpg import PFedPG
 from promptfed.methods.pfedpt import PFedPT
 from promptfed.methods.pfedvpt import PFedVPT
 from promptfed.methods.promptfl import PromptFL
+from promptfed.methods.promptfolio import PromptFolio
 from promptfed.methods.relic import RELIC, FedCPW, FedProto, FedTI, TICentral, TILocal
 from promptfed.methods.resnet_full import ResNetFull
 from promptfed.methods.resnet_tuning import ResNetTuning
@@ -88,6 +91,11 @@ VARIANTS: dict[str, Method] = {
     "promptfl": PromptFL(tokens=2, batch=8),
     "promptfl with one context": PromptFL(csc=False, tokens=2, batch=8),
     "promptfl without labels": PromptFL(mode="unsupervised", csc=False, stage1=1, threshold=0.0, tokens=2, batch=8),
+    "promptfolio": PromptFolio(tokens=2, lr=0.02, batch=8),
+    "promptfolio with unit texts": PromptFolio(theta=0.6, renorm=True, tokens=2, lr=0.02, batch=8),
+    "fedkgcoop": FedKgCoOp(guide=0.1, tokens=2, lr=0.02, batch=8),
+    "fedkgcoop of FedTPG": FedKgCoOp(guide=0.1, over="own", count="clients", tokens=2, lr=0.02, batch=8),
+    "fedpgp": FedPGP(tokens=2, rank=2, lr=0.02, epochs=1, batch=8),
     "fedclip": FedCLIP(lr=0.01, batch=8),
     "fedclip of FedAPT": FedCLIP(adapter="sigmoid", optimiser="sgd", lr=0.05, weight_decay=1e-5, batch=8),
     "fedclip in the batch": FedCLIP(against="batch", lr=0.01, batch=8),

@@ -1,7 +1,7 @@
 """Tiny things whose every number can be worked out by hand: networks, images of one colour, features, batches."""
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -16,6 +16,7 @@ from promptfed.core.tree import Tree
 from promptfed.data.batches import Pool, Shards
 from promptfed.data.dataset import Dataset, Indices
 
+VOCABULARY = ("no", "yes", "maybe", "never")  # the words of TinyDual, an axis each
 WHITE, BLACK = 255, 0  # with `dataset`'s normalisation a white image is all ones, a black one all zeros
 
 
@@ -111,12 +112,14 @@ class FrozenTokens:
 class TinyDual:
     """A dual encoder over given features of `width` numbers; the word of class c is the c-th axis.
 
-    The text feature of a class is the unit vector along the mean of the context tokens plus the class's word.
+    The text feature of a class is the unit vector along the mean of the context tokens plus the class's word. Words of
+    a sentence are axes too, in the order of VOCABULARY, all others nothing; its feature is along their sum.
     """
 
     classes: int = 2
     width: int = 2
     sharpness: float = 1.0  # logits are so many times the cosines
+    names: tuple[str, ...] = ()  # of the classes, as in VOCABULARY; without them class c is word c
     shape: tuple[int, int, int] = (3, 2, 2)
     layers: ClassVar[int] = 0
     fingerprint: ClassVar[str] = "tiny"
@@ -136,11 +139,23 @@ class TinyDual:
 
     @property
     def zero_shot(self) -> Tensor:
+        if self.names:
+            return torch.cat([self.words(name) for name in self.names])
         return torch.eye(self.classes, self.width)
 
     def text(self, context: Tensor, *, per_class: bool) -> Tensor:
         mean = context.mean(-2) if per_class else context.mean(-2).unsqueeze(-2)
-        return torch.nn.functional.normalize(mean + torch.eye(self.classes, self.width), dim=-1)
+        return torch.nn.functional.normalize(mean + self.zero_shot, dim=-1)
+
+    def sentences(self, texts: Sequence[str]) -> Tensor:
+        return torch.nn.functional.normalize(torch.stack([self.words(text).sum(0) for text in texts]), dim=-1)
+
+    def words(self, said: str) -> Tensor:
+        axes = dict(zip(VOCABULARY, torch.eye(self.width), strict=False))
+        return torch.stack([axes.get(word, torch.zeros(self.width)) for word in said.strip(".").split()])
+
+    def named(self, names: Sequence[str]) -> "TinyDual":
+        return replace(self, classes=len(names), names=tuple(names))
 
     def to(self, device: torch.device) -> "TinyDual":
         return self

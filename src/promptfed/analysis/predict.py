@@ -12,7 +12,7 @@ from rich.table import Table
 from torch import Tensor
 
 from promptfed.analysis.bundle.contents import ABOUT, Bundle, open_bundle, read_client
-from promptfed.backbones.cached import Cached
+from promptfed.backbones.cached import behind, seen
 from promptfed.backbones.pretrained import fingerprint
 from promptfed.core import tree
 from promptfed.core.errors import PromptFedError
@@ -55,10 +55,10 @@ class Model:
         """Return images [N, H, W, 3] as its client sees them in testing, and the task as its method does."""
         task, backbone = self.task, self.task.backbone
         pool = Pool(_dataset(images, task.classes, self.mean, self.std), self.device)
-        if self.method.traits.reads == "features":
-            features = backbone.features({}, pool.images(torch.arange(len(images), device=self.device)))
+        if (reads := self.method.traits.reads) != "pixels":
+            features = seen(backbone, reads, pool.images(torch.arange(len(images), device=self.device)))
             pool = Pool(_dataset(images, task.classes), self.device, features)
-            task = Task(Cached(backbone), task.classes, task.num_clients, task.rounds)
+            task = replace(task, backbone=behind(backbone, reads), captured={})
         batch = next(iter(_data(self, task, pool, len(images)).batches("test", size=len(images), ordered=True)))
         return task, tree.drop(batch, ["y"])
 

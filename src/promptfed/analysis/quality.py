@@ -58,16 +58,39 @@ def kid(real: Tensor, drawn: Tensor) -> float | None:
     """
     if min(len(real), len(drawn)) < 2:
         return None
-    one, two = real.double(), drawn.double()
+    value, _, _ = _mmd(real.double(), drawn.double())
+    return float(value)
+
+
+def kid_error(real: Tensor, drawn: Tensor) -> float | None:
+    """Return KID's standard error, by leaving out one example of either set at a time (the jackknife).
+
+    It says how much other photographs and other pictures of the same word would change KID. Of fewer than three
+    examples there is none.
+    """
+    if min(len(real), len(drawn)) < 3:
+        return None
+    _, *without = _mmd(real.double(), drawn.double())
+    return math.sqrt(sum(float((len(x) - 1) / len(x) * (x - x.mean()).square().sum()) for x in without))
+
+
+def _mmd(one: Tensor, two: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the squared MMD, and what it would be without each example of `one` [N] and of `two` [M]."""
 
     def kernel(x: Tensor, y: Tensor) -> Tensor:
         return (x @ y.mT / x.shape[1] + 1) ** 3
 
-    def within(x: Tensor) -> Tensor:
-        found = kernel(x, x)
-        return (found.sum() - found.trace()) / (len(x) * (len(x) - 1))
+    def within(x: Tensor) -> tuple[Tensor, Tensor]:
+        others = kernel(x, x).fill_diagonal_(0).sum(1)
+        count = len(x)
+        # a sum over pairs loses both of an example's; with two examples, none would be left
+        left = (others.sum() - 2 * others) / max(1, (count - 1) * (count - 2))
+        return others.sum() / (count * (count - 1)), left
 
-    return float(within(one) + within(two) - 2 * kernel(one, two).mean())
+    (first, first_left), (second, second_left), both = within(one), within(two), kernel(one, two)
+    value = first + second - 2 * both.mean()
+    mean_left = [(both.sum() - both.sum(1 - way)) / (both.numel() - both.shape[1 - way]) for way in (0, 1)]
+    return value, first_left + second - 2 * mean_left[0], first + second_left - 2 * mean_left[1]
 
 
 def likeness(one: Tensor, two: Tensor) -> float:
@@ -146,6 +169,7 @@ class Judge:
         return {
             "fid": fid(known, made),
             "kid": kid(known, made),
+            "kid_error": kid_error(known, made),
             "image": likeness(known, made),
             "text": None if texts is None else likeness(texts, made),
             "real": len(known),

@@ -1,26 +1,26 @@
 """A frozen pretrained dual encoder, CLIP: images and texts in one space, with room for context tokens in the texts."""
 
-import zlib
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from promptfed.backbones import clip_checkpoint, text, transformer
+from promptfed.backbones import clip_checkpoint, companions, text, transformer
 from promptfed.backbones.clip_checkpoint import ClipArch
 from promptfed.backbones.init import affine
+from promptfed.backbones.lexicon import Hashed, Lexicon
 from promptfed.backbones.pretrained import LoadedViT, ViT, fingerprint, fit_positions
 from promptfed.backbones.text import TextArch
-from promptfed.backbones.tokenizer import END, START, words
+from promptfed.backbones.tokenizer import END, START
 from promptfed.backbones.transformer import Arch, Statistics
 from promptfed.core.options import Whole
 from promptfed.core.protocols import Draw, Rng, Tokens
 from promptfed.core.tree import Tree
 
 OPENING = "a photo of a"
-Spelling = Callable[[str], list[int]]
+_NOTHING: Tree = {}
 
 
 @dataclass(frozen=True)
@@ -58,15 +58,11 @@ class CLIP:
         image = transformer.fresh(image_arch, generator)
         for name in ("cls", "position"):  # zeros would make all patches of one colour alike
             image[name] = 0.02 * torch.randn(image[name].shape, generator=generator)
+        words = text.fresh(arch.text, generator)
         start, end = arch.text.vocabulary - 2, arch.text.vocabulary - 1
-        spelled = made._spelled(
-            text.fresh(arch.text, generator),
-            torch.tensor(100.0).log(),
-            lambda said: [zlib.crc32(word.encode()) % start for word in words(said)],
-            start,
-            end,
-        )
-        return made.loaded(made._image(image_arch, image), arch.text, spelled, torch.device("cpu"))
+        lexicon = Lexicon(Hashed(start), words.pop("token"), start, end)
+        spelled = made._spelled(words, torch.tensor(100.0).log(), lexicon)
+        return made.loaded(made._image(image_arch, image), arch.text, spelled, lexicon, torch.device("cpu"))
 
     @property
     def arch(self) -> ClipArch:
@@ -100,9 +96,10 @@ class CLIP:
         towers = clip_checkpoint.read_towers(self.weights)
         position = fit_positions(towers.image["position"], arch.image.grid, grid)
         image = self._image(replace(arch.image, grid=grid), towers.image | {"position": position})
-        vocabulary = towers.tokenizer.vocabulary
-        spelled = self._spelled(towers.text, towers.logit_scale, towers.tokenizer, vocabulary[START], vocabulary[END])
-        return self.loaded(image, arch.text, spelled, device)
+        words, vocabulary = dict(towers.text), towers.tokenizer.vocabulary
+        lexicon = Lexicon(towers.tokenizer, words.pop("token"), vocabulary[START], vocabulary[END])
+        spelled = self._spelled(words, towers.logit_scale, lexicon)
+        return self.loaded(image, arch.text, spelled, lexicon, device)
 
     def _vit(self) -> ViT:
         return ViT(self.shape, self.classes, self.weights, self.size, self.precision)
@@ -114,21 +111,18 @@ class CLIP:
     def _image(self, arch: Arch, weights: Tree) -> LoadedViT:
         return self._vit().loaded(arch, weights, torch.device("cpu"))
 
-    def _spelled(self, weights: Tree, logit_scale: Tensor, spelling: Spelling, start: int, end: int) -> Tree:
+    def _spelled(self, weights: Tree, logit_scale: Tensor, lexicon: Lexicon) -> Tree:
         """Return the text tower with all words that are needed, and none else."""
-        endings = [[*spelling(f"{name.replace('_', ' ')}."), end] for name in self.names]
-        opening = weights["token"][torch.tensor(spelling(OPENING))]
-        return text.spell(weights, start, endings) | {"opening": opening, "logit_scale": logit_scale}
+        opening = {"opening": lexicon.words(OPENING), "logit_scale": logit_scale}
+        return weights | lexicon.spell(_endings(self.names), len(weights["position"])) | opening
 
-    def loaded(self, image: LoadedViT, arch: TextArch, spelled: Tree, device: torch.device) -> "LoadedCLIP":
+    def loaded(
+        self, image: LoadedViT, arch: TextArch, spelled: Tree, lexicon: Lexicon, device: torch.device
+    ) -> "LoadedCLIP":
         """Return the network with these towers on `device`."""
         image = image.to(device)
-        kind = image.frozen["cls"].dtype
         quick, words = text.with_silu(arch, spelled)
-        frozen = {name: value.to(device, kind if value.is_floating_point() else None) for name, value in words.items()}
-        with torch.no_grad():
-            zero_shot = text.features(quick, frozen, frozen["opening"][None], chunk=self.chunk)
-        groups = text.grouped(frozen)
+        frozen = _placed(words, device, image.frozen["cls"].dtype)
         return LoadedCLIP(
             self.shape,
             self.classes,
@@ -140,13 +134,30 @@ class CLIP:
             image=image,
             text_arch=arch,
             quick_arch=quick,
+            lexicon=lexicon,
             spelled=spelled,
             frozen=frozen,
-            groups=groups,
-            places=torch.cat([group.rows for group in groups]).argsort(),
             scale=spelled["logit_scale"].exp().to(device),
-            zero_shot=zero_shot,
+            **_texts(quick, frozen, self.chunk),
         )
+
+
+def _endings(names: Sequence[str]) -> list[str]:
+    """Return what stands at the end of every class's text."""
+    return [f"{name.replace('_', ' ')}." for name in names]
+
+
+def _placed(words: Tree, device: torch.device, kind: torch.dtype) -> Tree:
+    return {name: value.to(device, kind if value.is_floating_point() else None) for name, value in words.items()}
+
+
+def _texts(arch: TextArch, frozen: Tree, chunk: int) -> dict[str, Any]:
+    """Return the fields of a loaded one that depend on the classes' names."""
+    with torch.no_grad():
+        zero_shot = text.features(arch, frozen, frozen["opening"][None], chunk=chunk)
+    groups = text.grouped(frozen)
+    places = torch.cat([group.rows for group in groups]).argsort()
+    return {"zero_shot": zero_shot, "groups": groups, "places": places}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,12 +170,15 @@ class LoadedCLIP(CLIP):
     image: LoadedViT
     text_arch: TextArch
     quick_arch: TextArch
+    lexicon: Lexicon = field(compare=False, repr=False)  # all words, those that no class needs too
     spelled: Tree = field(compare=False, repr=False)
     frozen: Tree = field(compare=False, repr=False)
     groups: tuple[text.TextGroup, ...] = field(compare=False, repr=False)  # classes whose texts are computed together
     places: Tensor = field(compare=False, repr=False)  # of all classes, group after group
     scale: Tensor = field(compare=False, repr=False)  # cosines times this are logits
     zero_shot: Tensor = field(compare=False, repr=False)  # the unit features [classes, D] of "a photo of a {class}."
+    known: dict[tuple[str, ...], Tensor] = field(default_factory=dict, compare=False, repr=False)  # see `sentences`
+    opened: dict[str, Tensor] = field(default_factory=dict, compare=False, repr=False)  # openings as embeddings
 
     @property
     def arch(self) -> ClipArch:
@@ -178,7 +192,22 @@ class LoadedCLIP(CLIP):
 
     def to(self, device: torch.device) -> "LoadedCLIP":
         """Return it on another device."""
-        return self.loaded(self.image, self.text_arch, self.spelled, device)
+        return self.loaded(self.image, self.text_arch, self.spelled, self.lexicon, device)
+
+    def named(self, names: Sequence[str]) -> "LoadedCLIP":
+        """Return the same towers with other classes' names; their weights are shared."""
+        words = self.lexicon.spell(_endings(names), self.text_arch.positions)
+        device, kind = self.zero_shot.device, self.frozen["start"].dtype
+        frozen = self.frozen | _placed(words, device, kind)
+        return replace(
+            self,
+            classes=len(names),
+            names=tuple(names),
+            image=replace(self.image, classes=len(names)),
+            spelled=self.spelled | words,
+            frozen=frozen,
+            **_texts(self.quick_arch, frozen, self.chunk),
+        )
 
     def init(self, rng: Rng) -> Tree:
         """Return the pretrained image tower, its projection included, and a fresh classifier."""
@@ -203,14 +232,57 @@ class LoadedCLIP(CLIP):
         """Return the logits [..., B, classes] of the classifier in `weights`; the text tower has no part in them."""
         return self.image(weights, x, tokens=tokens)
 
-    def text(self, context: Tensor, *, per_class: bool) -> Tensor:
+    def patches(self, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, project: bool = True) -> Tensor:
+        """Return the class token and all patches of the image tower [..., B, 1 + M, D] in float32."""
+        return self.image.patches(weights, x, tokens=tokens, project=project)
+
+    @property
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """Return the outputs and inputs of every matrix that may have a pair of low rank, the text tower's as text.*"""
+        texts = companions.matrices(text.shapes(self.text_arch))
+        return self.image.matrices | {f"text.{name}": shape for name, shape in texts.items()}
+
+    def text(
+        self, context: Tensor | str, *, per_class: bool, deep: Sequence[Tensor] = (), weights: Tree = _NOTHING
+    ) -> Tensor:
         """Return the unit features [..., classes, D] of "{context} {class}." in float32.
 
-        The context is [..., s, W], or with `per_class` [..., classes, s, W]; it takes the place of word embeddings.
+        The context is [..., s, W], or with `per_class` [..., classes, s, W]; it takes the place of word embeddings. A
+        text stands for its own words. Contexts of `deep` are like it and take its place in the blocks after the first.
+        Of `weights`, companions of the text tower's matrices are used, which are called text.*
         """
-        made = []
+        kind = self.frozen["start"].dtype
+        beside = {n[5:]: x.to(kind) for n, x in weights.items() if n.startswith("text.") and companions.is_one(n)}
+        if isinstance(context, str):
+            context, per_class = self._opened(context), False
+        if (clients := companions.stacked(beside)) and context.dim() == 2 + per_class:
+            context = context.expand(clients, *context.shape)
+        layers, made = [context, *deep], []
         for group in self.groups:
-            some = context.index_select(-3, group.rows) if per_class and len(self.groups) > 1 else context
-            own = some if per_class else some.unsqueeze(-3)
-            made.append(text.features(self.quick_arch, self.frozen | group.words, own, chunk=self.chunk))
+            pick = per_class and len(self.groups) > 1
+            some = [one.index_select(-3, group.rows) if pick else one for one in layers]
+            own, *later = [one if per_class else one.unsqueeze(-3) for one in some]
+            words = self.frozen | group.words
+            made.append(text.features(self.quick_arch, words, own, chunk=self.chunk, deep=later, beside=beside))
         return made[0] if len(made) == 1 else torch.cat(made, -2).index_select(-2, self.places)
+
+    def _opened(self, said: str) -> Tensor:
+        """Return the embeddings of a text's tokens on the device; a recorded step reads them from where they are."""
+        if said not in self.opened:
+            self.opened[said] = self.words(said).to(self.frozen["start"])
+        return self.opened[said]
+
+    def sentences(self, texts: Sequence[str]) -> Tensor:
+        """Return the unit features [texts, D] of sentences in float32; they are computed when first asked for."""
+        asked = tuple(texts)
+        if asked not in self.known:
+            words = self.lexicon.spell(asked, self.text_arch.positions)
+            frozen = self.frozen | _placed(words, self.zero_shot.device, self.frozen["start"].dtype)
+            alone = frozen["start"].new_zeros(1, 0, self.text_arch.width)  # no context before them
+            with torch.no_grad():
+                self.known[asked] = text.features(self.quick_arch, frozen, alone, chunk=self.chunk)
+        return self.known[asked]
+
+    def words(self, said: str) -> Tensor:
+        """Return the embeddings [n, W] of a text's tokens in float32 on the CPU, to start context tokens from."""
+        return self.lexicon.words(said)

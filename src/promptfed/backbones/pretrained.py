@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from promptfed.backbones import checkpoint, float8, transformer
+from promptfed.backbones import checkpoint, companions, float8, transformer
 from promptfed.backbones.init import affine
 from promptfed.backbones.resizing import resized
 from promptfed.backbones.transformer import Arch, Statistics
@@ -165,17 +165,31 @@ class LoadedViT(ViT):
 
         A weight that `weights` has takes the place of the frozen one and is used in the forward's precision.
         """
+        return self._forward(weights, x, tokens)
+
+    def patches(self, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, project: bool = True) -> Tensor:
+        """Return the class token and all patches after the last block [..., B, 1 + M, D] in float32."""
+        return self._forward(weights, x, tokens, patches=True, project=project)
+
+    def _forward(self, weights: Tree, x: Tensor, tokens: Tokens | None, **how: bool) -> Tensor:
         if self.low and any(name.startswith("block") for name in weights):
             raise PromptFedError(
                 "backbone.precision=fp8 is for frozen blocks, but this method trains them; set it to bf16."
             )
         kind = self.frozen["cls"].dtype
         used = {name: weights[name].to(kind) if name in weights else value for name, value in self.frozen.items()}
+        beside = {name: value.to(kind) for name, value in weights.items() if companions.is_one(name)}
         if tokens is not None:
             tokens = tokens.to(kind) if isinstance(tokens, Tensor) else [layer.to(kind) for layer in tokens]
-        constant = not (x.requires_grad or self.frozen.keys() & weights.keys())
+        constant = not (x.requires_grad or beside or self.frozen.keys() & weights.keys())
         x = resized(x, self._sides()).to(kind)
-        return transformer.features(self.form, used, x, tokens, low=self.low, prompts_only=constant).float()
+        found = transformer.features(self.form, used | beside, x, tokens, low=self.low, prompts_only=constant, **how)
+        return found.float()
+
+    @property
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """Return the outputs and inputs of every matrix that may have a pair of low rank beside it."""
+        return companions.matrices(transformer.shapes(self.form))
 
     def __call__(self, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, noise: Tree | None = None) -> Tensor:
         """Return the logits [..., B, classes]; the classifier is `weights`' own and used as it is."""

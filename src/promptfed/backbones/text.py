@@ -6,13 +6,16 @@ that all classes share are computed once. The last block computes the end tokens
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from promptfed.backbones import companions
 from promptfed.backbones.init import affine
 from promptfed.backbones.transformer import quick_gelu
 from promptfed.core import tree
@@ -22,6 +25,7 @@ from promptfed.core.tree import Tree
 STEEP = 1.702  # of quick GELU
 SHARE = 0.25  # of the memory, for the texts' states; the rest is for images, features and everything else
 MANY = 64  # classes; fewer are not worth two passes
+_NOTHING: Tree = {}
 CPU_MEMORY = 8 << 30  # what a CPU is taken to have: more would be no faster there
 
 
@@ -87,19 +91,6 @@ def with_silu(arch: TextArch, weights: Tree) -> tuple[TextArch, Tree]:
     return replace(arch, silu=True), weights | scaled
 
 
-def spell(weights: Tree, start: int, endings: list[list[int]]) -> Tree:
-    """Return the tower's weights with the words that classes need in place of all others.
-
-    They are the embeddings `start` [W] and `ending` [classes, M, W], and `end` [classes]: where in its ending a class
-    has its end token. What follows that is never looked at.
-    """
-    longest = max(len(ending) for ending in endings)
-    padded = torch.tensor([ending + ending[-1:] * (longest - len(ending)) for ending in endings])
-    end = torch.tensor([len(ending) - 1 for ending in endings])
-    words = {"start": weights["token"][start], "ending": weights["token"][padded], "end": end}
-    return tree.drop(weights, ["token"]) | words
-
-
 @dataclass(frozen=True)
 class TextGroup:
     """Some classes, whose names are about as long: their numbers among all [n], and their words."""
@@ -125,11 +116,21 @@ def grouped(spelled: Tree) -> tuple[TextGroup, ...]:
     return tuple(groups)
 
 
-def features(arch: TextArch, spelled: Tree, context: Tensor, *, chunk: int = 0) -> Tensor:
+def features(
+    arch: TextArch,
+    spelled: Tree,
+    context: Tensor,
+    *,
+    chunk: int = 0,
+    deep: Sequence[Tensor] = (),
+    beside: Tree = _NOTHING,
+) -> Tensor:
     """Return the unit features [..., classes, D] of contexts [..., 1 or classes, s, W] before every class's ending.
 
     More than `chunk` texts are computed in parts, and each part again for its gradient: memory stays bounded.
     With 0 there are parts only where all texts at once would take too much of the device's memory.
+    Contexts of `deep` are like the first; each takes the place of the one before it in the next block. `beside` are
+    companions of the blocks' matrices; those of a stack of clients [C, ...] are for contexts [C, ...].
     """
     classes, longest = spelled["ending"].shape[:2]
     length = 1 + context.shape[-2] + longest
@@ -138,23 +139,28 @@ def features(arch: TextArch, spelled: Tree, context: Tensor, *, chunk: int = 0) 
             f"A context of {context.shape[-2]} tokens and the longest class name make {length} tokens; "
             f"the text tower has positions for {arch.positions}."
         )
+    if len(deep) >= arch.depth:
+        raise PromptFedError(f"There are contexts for {1 + len(deep)} layers, but the text tower has {arch.depth}.")
     lead = context.shape[:-3]
-    flat = context.reshape(math.prod(lead), *context.shape[-3:])
-    again = torch.is_grad_enabled() and context.requires_grad
-    chunk = chunk or _roomy(arch, spelled["ending"], longest if context.shape[-3] == 1 else length, kept=again)
-    if len(flat) * classes <= chunk:
-        return _part(arch, spelled, flat).view(*lead, classes, -1)
+    flat = [one.reshape(math.prod(lead), *one.shape[-3:]) for one in (context, *deep)]
+    count, shared = len(flat[0]), flat[0].shape[1] == 1
+    again = torch.is_grad_enabled() and any(one.requires_grad for one in (*flat, *beside.values()))
+    chunk = chunk or _roomy(arch, spelled["ending"], longest if shared else length, kept=again)
+    if count * classes <= chunk:
+        return _part(arch, spelled, flat, beside).view(*lead, classes, -1)
+    # companions of a stack of clients need all of its texts at once
+    each, most = (count, max(1, chunk // count)) if companions.stacked(beside) else (max(1, chunk // classes), chunk)
     rows = []
-    for some in flat.split(max(1, chunk // classes)):
+    for some in zip(*(one.split(each) for one in flat), strict=True):
         parts = []
-        for first in range(0, classes, chunk):
-            chosen = slice(first, first + chunk)
-            own = some if some.shape[1] == 1 else some[:, chosen]
+        for first in range(0, classes, most):
+            chosen = slice(first, first + most)
+            own = [one if shared else one[:, chosen] for one in some]
             said = spelled | {name: spelled[name][chosen] for name in ("ending", "end")}
             if again:
-                made = checkpoint(_part, arch, said, own, use_reentrant=False, preserve_rng_state=False)
+                made = checkpoint(_part, arch, said, own, beside, use_reentrant=False, preserve_rng_state=False)
             else:
-                made = _part(arch, said, own)
+                made = _part(arch, said, own, beside)
             parts.append(made)
         rows.append(torch.cat(parts, 1))
     return torch.cat(rows).view(*lead, classes, -1)
@@ -171,8 +177,9 @@ def _roomy(arch: TextArch, like: Tensor, tokens: int, *, kept: bool) -> int:
     return max(1, int(whole * SHARE) // (tokens * numbers * like.element_size()))
 
 
-def _part(arch: TextArch, spelled: Tree, context: Tensor) -> Tensor:
-    """Return the unit features [N, classes, D] of contexts [N, 1 or classes, s, W] in float32."""
+def _part(arch: TextArch, spelled: Tree, contexts: Sequence[Tensor], beside: Tree = _NOTHING) -> Tensor:
+    """Return the unit features [N, classes, D] of contexts [N, 1 or classes, s, W], layer by layer, in float32."""
+    context, spelled = contexts[0], spelled | beside
     ending, end, position = spelled["ending"], spelled["end"], spelled["position"]
     each = context.shape[:2]
     before = torch.cat([spelled["start"].expand(*each, 1, -1), context.to(ending.dtype)], -2)
@@ -180,25 +187,36 @@ def _part(arch: TextArch, spelled: Tree, context: Tensor) -> Tensor:
     if each[1] == 1:  # the classes' endings are branches of one stem
         stem = before[:, 0] + position[:count]
         branches = (ending + position[count:total]).expand(each[0], *ending.shape)
-        *stems, last = _blocks(arch, spelled, [stem, branches])
+        *stems, last = _blocks(arch, spelled, [stem, branches], contexts)
     else:
         whole = torch.cat([before, ending.expand(each[0], *ending.shape)], -2) + position[:total]
-        stems, last = [], _blocks(arch, spelled, [whole.flatten(0, 1)])[0].view(whole.shape)
+        stems, last = [], _blocks(arch, spelled, [whole.flatten(0, 1)], contexts)[0].view(whole.shape)
         end = end + count
     z = _last_block(arch, spelled, stems, last, end)
     z = F.layer_norm(z, (arch.width,), spelled["norm.weight"], spelled["norm.bias"], arch.eps)
     return F.normalize(F.linear(z, spelled["projection.weight"]).float(), dim=-1)
 
 
-def _blocks(arch: TextArch, weights: Tree, parts: list[Tensor]) -> list[Tensor]:
-    """Return the parts after all blocks but the last: a stem [N, T, W], and maybe its branches [N, K, M, W]."""
+def _blocks(arch: TextArch, weights: Tree, parts: list[Tensor], contexts: Sequence[Tensor]) -> list[Tensor]:
+    """Return the parts after all blocks but the last: a stem [N, T, W], and maybe its branches [N, K, M, W].
+
+    A block's own context stands in the stem before the block, that of the last one too.
+    """
     for number in range(arch.depth - 1):
         block = _Block(arch, weights, f"block{number}")
-        stem, *branches = parts
+        stem, *branches = _with_context(parts, contexts, number)
         query, key, value = block.heads(stem)
         parts = [block.finished(stem, F.scaled_dot_product_attention(query, key, value, is_causal=True))]
         parts += [block.finished(branch, _look_back(*block.heads(branch), key, value)) for branch in branches]
-    return parts
+    return _with_context(parts, contexts, arch.depth - 1)
+
+
+def _with_context(parts: list[Tensor], contexts: Sequence[Tensor], number: int) -> list[Tensor]:
+    """Put a block's own context, if it has one, in the place of the context of the block before it."""
+    if not 0 < number < len(contexts):
+        return parts
+    stem, own = parts[0], contexts[number].flatten(0, 1).to(parts[0].dtype)
+    return [torch.cat([stem[:, :1], own, stem[:, 1 + own.shape[1] :]], 1), *parts[1:]]
 
 
 def _last_block(arch: TextArch, weights: Tree, stems: list[Tensor], texts: Tensor, end: Tensor) -> Tensor:
@@ -230,8 +248,15 @@ class _Block:
     def _w(self, name: str) -> Tensor:
         return self.weights[f"{self.name}.{name}"]
 
+    @cached_property
+    def _own(self) -> Tree:
+        own = f"{self.name}."
+        return {name.removeprefix(own): value for name, value in self.weights.items() if name.startswith(own)}
+
     def _linear(self, name: str, z: Tensor) -> Tensor:
-        return F.linear(z, self._w(f"{name}.weight"), self._w(f"{name}.bias"))
+        # where SiLU takes the place of quick GELU, the matrices around it have a factor
+        factor = {"mlp1": STEEP, "mlp2": 1 / STEEP}.get(name, 1.0) if self.arch.silu else 1.0
+        return companions.by_client(self._own, z, lambda x: companions.linear(self._own, name, x, factor))
 
     def normed(self, z: Tensor, name: str = "norm1") -> Tensor:
         """Return what a block's attention (norm1) or MLP (norm2) sees."""
@@ -239,8 +264,7 @@ class _Block:
 
     def mapped(self, plain: Tensor, first: int, stop: int) -> tuple[Tensor, ...]:
         """Return those from `first` to `stop` of queries, keys and values, each [..., heads, T, d]."""
-        rows = slice(first * self.arch.width, stop * self.arch.width)
-        flat = F.linear(plain, self._w("qkv.weight")[rows], self._w("qkv.bias")[rows])
+        flat = companions.by_client(self._own, plain, lambda x: companions.attention(self._own, x, first, stop))
         found: Tensor = flat.unflatten(-1, (stop - first, self.arch.heads, -1)).movedim((-3, -2), (0, -3))
         return found.unbind(0)
 
@@ -251,10 +275,12 @@ class _Block:
 
     def finished(self, z: Tensor, mixed: Tensor) -> Tensor:
         """Return z after attention has gathered `mixed` [..., heads, T, d], and after the MLP."""
+        aside = companions.by_client(self._own, z, lambda x: companions.aside(self._own, self.normed(x)))
         z = z + self._linear("out", mixed.movedim(-3, -2).flatten(-2))
         hidden = self._linear("mlp1", self.normed(z, "norm2"))
         bend = F.silu if self.arch.silu else quick_gelu if self.arch.quick_gelu else F.gelu
-        return z + self._linear("mlp2", bend(hidden))
+        z = z + self._linear("mlp2", bend(hidden))
+        return z if aside is None else z + aside
 
 
 def _look_back(query: Tensor, key: Tensor, value: Tensor, stem_key: Tensor, stem_value: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from promptfed.backbones import float8, fused
+from promptfed.backbones import companions, float8, fused
 from promptfed.backbones.init import affine
 from promptfed.core import ops
 from promptfed.core.errors import PromptFedError
@@ -101,6 +101,8 @@ def features(
     thrifty: bool = True,
     low: Sequence[float8.QuantisedBlock] = (),
     prompts_only: bool = False,
+    patches: bool = False,
+    project: bool = True,
 ) -> Tensor:
     """Return the class token after the last block, norm and projection (if any) of images x [..., B, 3, H, W].
 
@@ -109,7 +111,11 @@ def features(
     with what its prompts have become. `thrifty` lets the last block compute the class token alone and fuses attention
     in bf16 on a GPU: the same function, rounded differently. The first blocks are those of `low`, if there are any;
     with `prompts_only` their gradient is that of the prompts, all else before them being constant.
+    With `patches` it is the class token and all patches [..., B, 1 + M, D], projected (if so) only with `project`.
+    Companions of the matrices among the weights (see `companions`) are added to what these give.
     """
+    thrifty = thrifty and not patches
+    beside = any(map(companions.is_one, weights))
     layered = [] if tokens is None else [tokens] if isinstance(tokens, Tensor) else list(tokens)
     if len(layered) > max(arch.depth, 1):
         raise PromptFedError(f"There are prompts for {len(layered)} layers, but the backbone has {arch.depth}.")
@@ -117,7 +123,9 @@ def features(
     if arch.pre_norm:
         z = ops.layer_norm(z, weights["prenorm.weight"], weights["prenorm.bias"], arch.eps)
     flash = thrifty and z.is_cuda and z.dtype == torch.bfloat16  # for float32 see ops.attention
-    together = arch.depth - thrifty if _plain(arch) and fused.fit(z, weights, arch.heads, arch.mlp) else 0
+    together = (
+        arch.depth - thrifty if _plain(arch) and not beside and fused.fit(z, weights, arch.heads, arch.mlp) else 0
+    )
     count = layered[0].shape[-2] if layered else 0
     wanted = slice(1, 1 + count) if prompts_only and count else slice(None)
     number = 0
@@ -137,8 +145,10 @@ def features(
         else:
             z = _block(arch, _own(weights, number), z, alone=thrifty and number == arch.depth - 1, flash=flash)
             number += 1
-    z = ops.layer_norm(z[..., 0, :], weights["norm.weight"], weights["norm.bias"], arch.eps)
-    return _map(z, weights["projection.weight"]) if arch.projection else z
+    rows = arch.grid[0] * arch.grid[1]
+    z = torch.cat([z[..., :1, :], z[..., 1 + count : 1 + count + rows, :]], -2) if patches else z[..., 0, :]
+    z = ops.layer_norm(z, weights["norm.weight"], weights["norm.bias"], arch.eps)
+    return _map(z, weights["projection.weight"]) if arch.projection and project else z
 
 
 def quantised(arch: Arch, weights: Tree) -> tuple[float8.QuantisedBlock, ...]:
@@ -196,30 +206,32 @@ def _block(arch: Arch, w: Tree, z: Tensor, *, alone: bool, flash: bool) -> Tenso
     plain = ops.layer_norm(z, w["norm1.weight"], w["norm1.bias"], arch.eps)
     if alone:
         z = z[..., :1, :]
-    mixed = _attend(arch, w["qkv.weight"], w["qkv.bias"], plain, alone=alone, flash=flash)
-    z = _add(z, ops.linear(mixed, w["out.weight"], w["out.bias"]), w["scale1"] if arch.layer_scale else None)
+    aside = companions.aside(w, plain[..., :1, :] if alone else plain)
+    mixed = _attend(arch, w, plain, alone=alone, flash=flash)
+    z = _add(z, companions.linear(w, "out", mixed), w["scale1"] if arch.layer_scale else None)
     plain = ops.layer_norm(z, w["norm2.weight"], w["norm2.bias"], arch.eps)
-    hidden = ops.linear(plain, w["mlp1.weight"], w["mlp1.bias"])
+    hidden = companions.linear(w, "mlp1", plain)
     if arch.swiglu:
         gate, hidden = hidden.chunk(2, -1)
         hidden = F.silu(gate) * hidden
     else:
         hidden = quick_gelu(hidden) if arch.quick_gelu else F.gelu(hidden)
-    return _add(z, ops.linear(hidden, w["mlp2.weight"], w["mlp2.bias"]), w["scale2"] if arch.layer_scale else None)
+    z = _add(z, companions.linear(w, "mlp2", hidden), w["scale2"] if arch.layer_scale else None)
+    return z if aside is None else z + aside
 
 
-def _attend(arch: Arch, weight: Tensor, bias: Tensor, z: Tensor, *, alone: bool, flash: bool) -> Tensor:
+def _attend(arch: Arch, w: Tree, z: Tensor, *, alone: bool, flash: bool) -> Tensor:
     """Return what every token, or the class token `alone`, gathers from all of z: [..., T or 1, width]."""
 
-    def heads(x: Tensor, rows: slice) -> tuple[Tensor, ...]:
-        flat = ops.linear(x, weight[..., rows, :], bias[..., rows])
+    def heads(x: Tensor, first: int, stop: int) -> tuple[Tensor, ...]:
+        flat = companions.attention(w, x, first, stop)
         found: Tensor = flat.unflatten(-1, (-1, arch.heads, arch.width // arch.heads)).movedim((-3, -2), (0, -3))
         return (found if flash else found.contiguous()).unbind(0)  # each [..., heads, T, d]
 
     if alone:
-        query, key, value = *heads(z[..., :1, :], slice(arch.width)), *heads(z, slice(arch.width, None))
+        query, key, value = *heads(z[..., :1, :], 0, 1), *heads(z, 1, 3)
     else:
-        query, key, value = heads(z, slice(None))
+        query, key, value = heads(z, 0, 3)
     if flash:
         folded = F.scaled_dot_product_attention(query.flatten(0, -4), key.flatten(0, -4), value.flatten(0, -4))
         mixed = folded.view(query.shape)

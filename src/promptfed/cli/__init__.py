@@ -11,7 +11,9 @@ import typer
 from promptfed.cli.analysis import audit, compare, figure, generate, quality, report
 from promptfed.cli.costing import plan
 from promptfed.cli.exporting import export
+from promptfed.cli.jobs import jobs
 from promptfed.cli.listing import check, data_app, doctor, list_
+from promptfed.cli.network import simulate_network
 from promptfed.cli.scaffolding import new_app
 from promptfed.cli.serving import serve, token
 from promptfed.cli.sites import app as sites_app
@@ -35,6 +37,7 @@ for command in (
     plan,
     demo,
     reproduce,
+    jobs,
     tune,
     track,
     compare,
@@ -51,6 +54,7 @@ for command in (
     figure,
 ):
     app.command()(command)
+app.command("simulate-network")(simulate_network)
 app.command("list")(list_)
 app.command()(check)
 app.command()(doctor)

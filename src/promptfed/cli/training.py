@@ -3,6 +3,8 @@
 import re
 import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,6 +25,15 @@ if TYPE_CHECKING:
     from promptfed.runs.cells import PaperTable
     from promptfed.runs.config import Recipe
     from promptfed.runs.runner import Result
+
+
+class Where(StrEnum):
+    """Who runs a table."""
+
+    here = "here"
+    shared = "shared"
+    slurm = "slurm"
+
 
 Source = Annotated[
     str | None, typer.Argument(help="A recipe file, a shipped recipe, or a method.", metavar="RECIPE|METHOD")
@@ -221,6 +232,13 @@ def reproduce(
         list[Path] | None,
         typer.Option(help="Also use the finished runs of this table in another --out.", metavar="DIR"),
     ] = None,
+    on: Annotated[Where, typer.Option(help="Who runs it: this command, those that share its folder, or Slurm.")] = (
+        Where.here
+    ),
+    slurm: Annotated[
+        list[str] | None,
+        typer.Option(help="An option of sbatch, such as partition=gpu; may be repeated.", metavar="KEY=VALUE"),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:1; short for device=…")] = None,
     form: Form = None,
 ) -> None:
@@ -230,7 +248,10 @@ def reproduce(
 
         promptfed reproduce pfedpg/t1-office --seeds 0,1,2 --workers 4 backbone.weights=facebook/dinov2-small
 
-    Finished runs are not run again: give the same command again to resume.
+    Finished runs are not run again: give the same command again to resume. With --on shared, give it on several
+    machines with the same --out, and each run is made by one of them. --on slurm queues --workers such commands:
+
+        promptfed reproduce pfedpt/t1-cifar10 --on slurm --workers 8 --slurm partition=gpu --slurm gpus-per-node=1
     """
     from promptfed.papers.plan import TablePlan
     from promptfed.papers.reproduce import find_table, parse_seeds
@@ -246,17 +267,39 @@ def reproduce(
         tune=tune,
         merge=tuple(merge or ()),
     )
+    if slurm and on is not Where.slurm:
+        raise PromptFedError("--slurm goes with --on slurm.")
+    if on is Where.slurm:
+        _queue_table(table, found, plan, slurm or [])
+        plan = replace(plan, on="elsewhere")
+    elif on is Where.shared:
+        plan = replace(plan, on="shared")
     _run_table(found, plan, form)
+
+
+def _queue_table(source: str, table: "PaperTable", plan: "TablePlan", options: list[str]) -> None:
+    """Let Slurm run a table, and wait for it."""
+    from promptfed.papers import cluster
+
+    job = cluster.submit(source, plan, options)
+    complain(f"Slurm job {job}, {plan.workers} tasks. What runs where: promptfed jobs {plan.out}")
+    try:
+        cluster.wait(job, table, plan)
+    except KeyboardInterrupt:
+        complain(f"No longer waiting; the tasks go on. Stop them with: scancel {job}")
+        raise typer.Exit(130) from None
 
 
 def _run_table(table: "PaperTable", plan: "TablePlan", form: Format | None) -> None:
     """Run a paper's table and print it."""
+    from promptfed.papers.cluster import stopped_by_term
     from promptfed.papers.remarks import failures
     from promptfed.papers.rendering import JSON_FILE, MARKDOWN_FILE
     from promptfed.papers.reproduce import reproduce
 
     try:
-        outcome = reproduce(table, plan)
+        with stopped_by_term():
+            outcome = reproduce(table, plan)
     except KeyboardInterrupt:
         complain("Stopped. Give the same command again to resume.")
         raise typer.Exit(130) from None

@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from promptfed.core.method import Method as Method
     from promptfed.core.method import Task as Task
     from promptfed.core.method import Traits as Traits
+    from promptfed.core.method import adaptable as adaptable
+    from promptfed.core.method import dense as dense
     from promptfed.core.method import dual as dual
     from promptfed.core.method import text_to_image as text_to_image
     from promptfed.core.options import Count as Count
@@ -48,6 +50,8 @@ _HOMES = {
     "Traits": "method",
     "Tree": "tree",
     "Whole": "options",
+    "adaptable": "method",
+    "dense": "method",
     "dual": "method",
     "text_to_image": "method",
 }

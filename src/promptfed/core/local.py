@@ -15,7 +15,7 @@ from torch import Tensor
 
 from promptfed.core import tree
 from promptfed.core.method import Task
-from promptfed.core.protocols import Batch, Batches
+from promptfed.core.protocols import Batch, Batches, Data
 from promptfed.core.tree import Tree
 
 Objective = Callable[[Task, Tree, Tree, Batch], Tensor | tuple[Tensor, Tree]]
@@ -29,6 +29,13 @@ class Rates(TypedDict, total=False):
     momentum: Rate
     weight_decay: float
     clip: float
+
+
+class AdamRates(TypedDict, total=False):
+    """The arguments of `adam` that a method passes on."""
+
+    lr: Required[Rate]
+    weight_decay: float
 
 
 _NO_TREE: Tree = {}
@@ -65,7 +72,7 @@ def adam(
     *,
     start: Tree,
     params: Tree,
-    lr: float,
+    lr: Rate,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
     weight_decay: float = 0.0,
@@ -73,8 +80,20 @@ def adam(
     carry: Iterable[str] = (),
 ) -> Tree:
     """Minimise as `sgd` does, by Adam with decoupled weight decay; its state is not returned."""
-    rule = _Adam(lr, betas, eps, weight_decay)
+    rule = _Adam(_per_name(lr, params), betas, eps, weight_decay)
     return _descend(rule, objective, task, start, params, batches, hold, carry)
+
+
+def paced(data: Data, factor: float) -> Data:
+    """Return the same data with all learning rates of this round multiplied by `factor`.
+
+    A rate that changes from round to round by other means would be recorded anew in every round.
+    """
+    return data.map(_paced, {"pace": torch.full_like(data.facts["size"], factor)})
+
+
+def _paced(given: Tree, batch: Batch) -> Batch:
+    return batch | {"rate": batch["rate"] * given["pace"] if "rate" in batch else given["pace"]}
 
 
 def _per_name(rate: Rate, params: Tree) -> tuple[float, ...]:
@@ -124,7 +143,7 @@ class _Sgd:
 class _Adam:
     """Adam (Kingma, Ba 2015) with the decay outside the moments (Loshchilov, Hutter 2019)."""
 
-    lr: float
+    lr: tuple[float, ...]
     betas: tuple[float, float]
     eps: float
     weight_decay: float
@@ -141,14 +160,14 @@ class _Adam:
         # a client is inactive only after its own last step, so one count of steps serves every active client
         state["count"] += 1
         one, two = (1 - beta ** state["count"] for beta in self.betas)
-        for (name, p), g in zip(params.items(), grads, strict=True):
+        for (name, p), g, lr in zip(params.items(), grads, self.lr, strict=True):
             on = None if active is None else _like(active, p)
             first, second = state[f"first.{name}"], state[f"second.{name}"]
             _assign(first, torch.lerp(g, first, self.betas[0]), on)
             _assign(second, torch.lerp(g * g, second, self.betas[1]), on)
             move = first / one / ((second / two).sqrt() + self.eps) + self.weight_decay * p
             (move,) = (move,) if rate is None else scaled([move], rate)
-            p.sub_(move if on is None else move * on, alpha=self.lr)
+            p.sub_(move if on is None else move * on, alpha=lr)
 
 
 def clipped(grads: Sequence[Tensor], longest: float, lead: int) -> list[Tensor]:

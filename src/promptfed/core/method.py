@@ -11,15 +11,25 @@ Client-side code (init_client, fit, loss, predict, …) speaks only of trailing 
 and a stack of simulated clients, whose tensors all have a leading C. Server-side code always sees that C.
 """
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, cast
 
-from torch import Tensor
+from torch import Generator, Tensor
 
-from promptfed.core import ops, tree
+from promptfed.core import keys, ops, tree
 from promptfed.core.errors import PromptFedError
-from promptfed.core.protocols import Backbone, Batch, Data, Draw, DualEncoder, Rng, TextToImage
+from promptfed.core.protocols import (
+    AdaptableBackbone,
+    Backbone,
+    Batch,
+    Data,
+    DenseBackbone,
+    Draw,
+    DualEncoder,
+    Rng,
+    TextToImage,
+)
 from promptfed.core.tree import Tree
 
 
@@ -31,18 +41,28 @@ class Task:
     classes: tuple[str, ...]
     num_clients: int
     rounds: int = 0  # those the recipe asks for, without the newcomers'; 0 where nothing is trained
+    seed: int = 0  # of the run, for `rng`
     captured: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)  # local's CUDA graphs
+
+    def rng(self, purpose: str, *numbers: int) -> Generator:
+        """Return the server's generator for a purpose, for `download` and `aggregate`; `numbers` tell its uses apart.
+
+        They come from the server's tree, such as a count of its rounds, so that a resumed run draws what a straight one
+        does.
+        """
+        return keys.generator(self.seed, "server", purpose, *numbers)
 
 
 @dataclass(frozen=True)
 class Traits:
     """What the engine must know of a method before it calls it; the defaults are FedAvg's."""
 
-    reads: Literal["pixels", "features"] = "pixels"  # features: those of the frozen backbone, computed once
+    reads: Literal["pixels", "features", "patches"] = "pixels"  # the others are the frozen backbone's, computed once
     views: int = 0  # features of so many augmented views beside each image's own: batch["views"] [B, V, D]
     needs_rows: bool = False  # `aggregate` tells clients apart, so a sum of their trees is not enough
     marks_nothing: bool = False  # a row of zeros in what is sent means "none", so it must arrive as such
     weighs: bool = True  # False: its loss has no labels; else it is a mean by batch["mask"], so images can be weighed
+    open: bool = False  # its models know classes by name alone, so they answer for those that training never named
     learns: bool = True  # False: it uses a pretrained model as it is
     adapts: bool = True  # False: with these options `adapt` changes nothing
     once: tuple[str, ...] = ()  # names in `down` that never change: they are sent at a client's first contact only
@@ -56,6 +76,25 @@ def dual(task: Task) -> DualEncoder:
     if not hasattr(task.backbone, "zero_shot"):  # isinstance would ask for every property, and some refuse
         raise PromptFedError("This method needs a text tower beside the image tower; set backbone.name=clip.")
     return cast(DualEncoder, task.backbone)
+
+
+def dense(task: Task) -> DenseBackbone:
+    """Return the task's network of patches, or say that a method needs one."""
+    if not hasattr(task.backbone, "patches"):
+        raise PromptFedError("This method needs a transformer's patches; set backbone.name=vit, or clip for texts too.")
+    return cast(DenseBackbone, task.backbone)
+
+
+def adaptable(task: Task) -> AdaptableBackbone:
+    """Return the task's network with room beside its matrices, or say that a method needs one."""
+    if not hasattr(task.backbone, "matrices"):
+        raise PromptFedError("This method needs a frozen transformer; set backbone.name=vit, or clip for texts too.")
+    return cast(AdaptableBackbone, task.backbone)
+
+
+def renamed(task: Task, classes: Sequence[str]) -> Task:
+    """Return the task with other classes before the same backbone: the models of an `open` method know them by name."""
+    return replace(task, backbone=dual(task).named(classes), classes=tuple(classes), captured={})
 
 
 def text_to_image(task: Task) -> TextToImage:

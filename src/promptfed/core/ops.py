@@ -38,6 +38,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return out.reshape(*x.shape[:-1], -1)
 
 
+def low_rank(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Map through a matrix of low rank, b a: x [lead, ..., I], a [lead, r, I], b [lead, O, r] -> [lead, ..., O]."""
+    return linear(linear(x, a, a.new_zeros(a.shape[:-1])), b, b.new_zeros(b.shape[:-1]))
+
+
 def _lone(weight: Tensor, trailing: int) -> bool:
     """Say whether a stack is of one client: torch's own layers take fewer kernels for it than a stack needs."""
     return weight.shape[: weight.dim() - trailing].numel() == 1

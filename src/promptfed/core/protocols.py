@@ -4,7 +4,7 @@ Client-side code speaks only of trailing dimensions: the same code serves one si
 whose tensors all have a leading C.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -25,6 +25,7 @@ Change = Callable[[Tree, Batch], Batch]
 Sorter = Callable[[Batch], Tree]
 """Sorts a batch's images by K domains: `shares` [B, K] of each, and `logits` [B, K, classes] as if of that one only."""
 
+_NOTHING: Tree = {}
 Tokens = Tensor | Sequence[Tensor]
 """Prompt tokens [..., K, D], per client or per sample; a sequence gives every layer its own (VPT-deep)."""
 
@@ -120,11 +121,52 @@ class DualEncoder(Backbone, Protocol):
         """Return the unit features [classes, D] of "a photo of a {class}."."""
         ...
 
-    def text(self, context: Tensor, *, per_class: bool) -> Tensor:
+    def text(
+        self, context: Tensor | str, *, per_class: bool, deep: Sequence[Tensor] = (), weights: Tree = _NOTHING
+    ) -> Tensor:
         """Return the unit features [..., classes, D] of "{context} {class}.".
 
-        The context is [..., s, W], or with `per_class` [..., classes, s, W]; it takes the place of word embeddings.
+        The context is [..., s, W], or with `per_class` [..., classes, s, W]; it takes the place of word embeddings. A
+        text stands for its own words. Contexts of `deep` are like it and take its place in the blocks after the first.
+        Of `weights`, companions of the text tower's matrices are used, called text.*: see `AdaptableBackbone`.
         """
+        ...
+
+    def sentences(self, texts: Sequence[str]) -> Tensor:
+        """Return the unit features [texts, D] of sentences as they are; computed once, they are kept."""
+        ...
+
+    def words(self, said: str) -> Tensor:
+        """Return the embeddings [n, W] of a text's tokens, on the CPU, to start context tokens from."""
+        ...
+
+    def named(self, names: Sequence[str]) -> "DualEncoder":
+        """Return the same towers with other classes' names."""
+        ...
+
+
+class DenseBackbone(Backbone, Protocol):
+    """A network of patches, which can be had one by one."""
+
+    def patches(self, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, project: bool = True) -> Tensor:
+        """Return the class token and all patches [..., B, 1 + M, D], as `features` has the class token alone.
+
+        Without `project` they are as before the map into the space of texts, if there is one.
+        """
+        ...
+
+
+class AdaptableBackbone(Backbone, Protocol):
+    """A frozen network beside whose matrices, one for all clients, `weights` may have small ones of each client.
+
+    NAME.lora_a [r, in] and NAME.lora_b [out, r] add B A x to what matrix NAME gives, be it block3.qkv, block3.q (k, v),
+    block3.out, block3.mlp1 or block3.mlp2. block3.side.down.weight and .bias, up and maybe mid add to a block's output
+    up(relu(mid(relu(down(norm1(z)))))). The text tower's names begin with "text."
+    """
+
+    @property
+    def matrices(self) -> Mapping[str, tuple[int, int]]:
+        """Return the outputs and inputs of every matrix that may have a pair."""
         ...
 
 
@@ -232,6 +274,11 @@ class Data(Protocol):
         ...
 
     @property
+    def rate(self) -> Tensor:
+        """Return what the run's schedule multiplies this round's learning rates by [], already so in `local`."""
+        ...
+
+    @property
     def capacity(self) -> int:
         """Return the rows a bank of per-example values needs: the most examples of any client."""
         ...
@@ -250,6 +297,10 @@ class Data(Protocol):
 
         With `drop_last` an incomplete last batch is left out, unless it is the client's only one.
         """
+        ...
+
+    def draw(self, name: str, shape: tuple[int, ...] = (), kind: Literal["uniform", "normal"] = "uniform") -> Tensor:
+        """Return random numbers for this round's `fit`, outside of any batch; another `name` gives others."""
         ...
 
     def map(self, change: Change, tensors: Tree) -> "Data":

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,7 +19,8 @@ from promptfed.data.training import PLAIN, Training
 class Pool:
     """Every image of a data set on one device, kept as bytes and normalised batch by batch.
 
-    With `features` [N, D] those stand for the images; `extras` hold more of every example, by name.
+    With `features` [N, D], or those of patches [N, 1 + M, D], these stand for the images; `extras` hold more of every
+    example, by name.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Pool:
     def images(self, index: Tensor) -> Tensor:
         """Return the normalised images [*index.shape, 3, H, W], channels last in memory as convolutions like it."""
         if not self.raw:
-            return self.x[index]
+            return self.x[index].float()  # patches are kept in 16 bits
         chosen = self.x.index_select(0, index.flatten()).float()
         return torch.addcmul(self.shift, chosen, self.scale).view(*index.shape, *self.x.shape[1:]).movedim(-1, -3)
 
@@ -76,6 +77,18 @@ class ClientData:
     def map(self, change: Change, tensors: Tree) -> "ClientData":
         """Return the same data with every batch passed through `change(tensors, batch)`."""
         return replace(self, changes=(*self.changes, (change, tensors)))
+
+    @property
+    def rate(self) -> Tensor:
+        """Return what the schedule multiplies this round's learning rates by, [] or [C]."""
+        schedule = self.training.schedule
+        return torch.full_like(self.facts["size"], schedule.factor(self.round) if schedule else 1.0)
+
+    def draw(self, name: str, shape: tuple[int, ...] = (), kind: Literal["uniform", "normal"] = "uniform") -> Tensor:
+        """Return random numbers [*shape] or [C, *shape] that depend on the seed, the name, the client and the round."""
+        salts = torch.tensor([keys.key(self.seed, "draw", name, client, self.round) for client in self.clients])
+        salt = _send(salts if self.stacked else salts[0], self.pool.x.device)
+        return (keys.uniform if kind == "uniform" else keys.normal)(salt, shape)
 
     def without_dropout(self, backbone: Backbone) -> "ClientData":
         """Return the same data for testing: the backbone's own draws are its dropout's, which is off then."""

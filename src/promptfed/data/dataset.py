@@ -21,7 +21,7 @@ class Dataset:
 
     name: str
     images: Images  # uint8 [N, H, W, 3]
-    labels: Indices  # [N], values in 0 … len(classes) - 1
+    labels: Indices  # [N], values in 0 … len(classes) - 1, and of images that are left out those of `others`
     test: NDArray[np.bool_]  # [N], True for the official test images
     classes: tuple[str, ...]
     domains: Indices  # [N], values in 0 … len(domain_names) - 1
@@ -31,6 +31,7 @@ class Dataset:
     val: NDArray[np.bool_] | None = None  # [N], True for the official validation images, none of them in `test`
     used: NDArray[np.bool_] | None = None  # [N], False for images that are left out; None: nothing is
     patients: Indices | None = None  # [N], equal for images of one patient, who is never on both sides of a split
+    others: tuple[str, ...] = ()  # classes that are left out; their images have the labels from len(classes) on
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # what else a list says of every image
 
     def __len__(self) -> int:

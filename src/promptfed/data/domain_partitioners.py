@@ -9,7 +9,7 @@ from numpy.random import Generator
 
 from promptfed.core.errors import PromptFedError, choice
 from promptfed.data.dataset import Dataset, Indices
-from promptfed.data.deal import NO_CLIENT, Flags
+from promptfed.data.deal import NO_CLIENT, Flags, deal
 from promptfed.data.partitioners import (
     dirichlet_owners,
     pathological_owners,
@@ -17,8 +17,10 @@ from promptfed.data.partitioners import (
     require_positive,
     require_whole,
 )
+from promptfed.data.pfllib import TRIES, capped_plan, require_balanced
 from promptfed.data.shares import Partition, from_owners
 
+LEAST_BALANCED = 10  # training images, as in FedAPT's code
 Owners = Callable[[Indices, Flags, str], Indices]
 
 
@@ -50,19 +52,40 @@ class Domain:
 
 @dataclass(frozen=True)
 class DomainDirichlet:
-    """Clients divided evenly over the domains, and inside a domain Dir(alpha) shares of each class."""
+    """Clients divided evenly over the domains, and inside a domain Dir(alpha) shares of each class.
+
+    Balanced as in FedAPT's code, a client that has its equal part of the domain gets nothing of the further classes,
+    and all is drawn again until each has 10 images.
+    """
 
     name: ClassVar[str] = "domain-dirichlet"
     alpha: float = 0.5
+    balanced: bool = False
 
     def __post_init__(self) -> None:
         require_positive("partition.alpha", self.alpha)
+        require_balanced(self.balanced)
 
     def split(self, dataset: Dataset, clients: int, rng: Generator) -> Partition:
         """Split each domain over its own clients: domain d has clients d·k … d·k + k - 1."""
         each = clients_per_domain(self.name, dataset, clients)
+        owners = self._balanced_owners if self.balanced else self._owners
         return split_domains(
-            self.name, dataset, each, lambda labels, test, _: dirichlet_owners(labels, test, each, self.alpha, 1, rng)
+            self.name, dataset, each, lambda labels, test, where: owners(labels, test, each, rng, where)
+        )
+
+    def _owners(self, labels: Indices, test: Flags, each: int, rng: Generator, where: str) -> Indices:
+        return dirichlet_owners(labels, test, each, self.alpha, 1, rng)
+
+    def _balanced_owners(self, labels: Indices, test: Flags, each: int, rng: Generator, where: str) -> Indices:
+        sizes = np.bincount(labels[~test])
+        for _ in range(TRIES if sizes.sum() >= LEAST_BALANCED * each else 0):
+            plan = capped_plan(sizes, each, self.alpha, rng)
+            if plan.sum() == sizes.sum() and plan.sum(axis=0).min() >= LEAST_BALANCED:
+                return deal(plan, labels, test, rng)
+        raise PromptFedError(
+            f"The balanced domain-dirichlet partition with partition.alpha = {self.alpha} cannot give each of {each} "
+            f"clients {LEAST_BALANCED} images of {where}; raise partition.alpha or use fewer clients."
         )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from promptfed.core import keys, progress
 from promptfed.core.files import private
-from promptfed.core.protocols import Backbone
+from promptfed.core.protocols import Backbone, DenseBackbone
 from promptfed.core.ranks import ALONE, Ranks
 from promptfed.data.augment import augmented
 from promptfed.data.batches import Pool
@@ -35,6 +35,12 @@ def features_of(dataset: Dataset, backbone: Backbone, device: torch.device, rank
     return _cached(dataset, _fingerprint(dataset), backbone, device, "image", None, ranks)
 
 
+def patches_of(dataset: Dataset, backbone: DenseBackbone, device: torch.device, ranks: Ranks = ALONE) -> Tensor:
+    """Return class tokens and patches of all images [N, 1 + M, D] in 16 bits: they are many."""
+    read = partial(backbone.patches, {})
+    return _cached(dataset, _fingerprint(dataset), backbone, device, "patch", None, ranks, read)
+
+
 def views_of(dataset: Dataset, backbone: Backbone, device: torch.device, count: int, ranks: Ranks = ALONE) -> Tensor:
     """Return the features of `count` augmented views of every image [N, count, D]; they are the same in every run."""
     views, content = [], _fingerprint(dataset)
@@ -53,6 +59,7 @@ def _cached(
     what: str,
     change: Change | None,
     ranks: Ranks,
+    read: Change | None = None,
 ) -> Tensor:
     """Return features from the cache, or compute and keep them; `content` is the data set's fingerprint."""
     parts = (what, backbone.fingerprint, content, str(dataset.mean), str(dataset.std), device.type)
@@ -60,7 +67,7 @@ def _cached(
     kept = _load(path)
     if ranks.unanimous(None if kept is None else "kept") and kept is not None:
         return kept.to(device)
-    made = _compute(dataset, backbone, device, what, change, ranks)
+    made = _compute(dataset, device, what, change, read or partial(backbone.features, {}), ranks)
     try:
         if ranks.first_here:
             _save(path, made.cpu().numpy())
@@ -85,7 +92,7 @@ def _load(path: Path) -> Tensor | None:
 
 
 def _compute(
-    dataset: Dataset, backbone: Backbone, device: torch.device, what: str, change: Change | None, ranks: Ranks
+    dataset: Dataset, device: torch.device, what: str, change: Change | None, read: Change, ranks: Ranks
 ) -> Tensor:
     pool = Pool(dataset, torch.device("cpu"))  # a large data set need not fit on the device
     scale, shift = (value.to(device).view(3, 1, 1) for value in (pool.scale, pool.shift))
@@ -102,13 +109,14 @@ def _compute(
             # its draws come one after the other, those for other processes' images too
             changed = change(images / 255) if change else images / 255
             if number >= first:
-                parts.append(backbone.features({}, torch.addcmul(shift, changed * 255, scale)))
+                found = read(torch.addcmul(shift, changed * 255, scale))
+                parts.append(found.half() if found.dim() > 2 else found)
                 advance(len(index), "")
     gathered = ranks.gathered({"features": torch.cat(parts)} if parts else {}).trees
     return torch.cat([one["features"] for one in gathered if one])
 
 
-def _save(path: Path, values: NDArray[np.float32]) -> None:
+def _save(path: Path, values: NDArray[np.floating]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     with open(fresh, "wb", opener=private) as file:  # the images may be a user's own

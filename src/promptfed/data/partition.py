@@ -11,7 +11,7 @@ from promptfed.core.errors import PromptFedError, choice
 from promptfed.data.aspects import Aspects
 from promptfed.data.dataset import Dataset
 from promptfed.data.domain_partitioners import Domain, DomainDirichlet, DomainPathological
-from promptfed.data.partitioners import Dirichlet, Disjoint, Equal, Iid, Pathological, Quantity
+from promptfed.data.partitioners import Dirichlet, Disjoint, DisjointRandom, Equal, Iid, Pathological, Quantity
 from promptfed.data.pfllib import PfllibDirichlet, PfllibIid, PfllibPathological
 from promptfed.data.shares import Partition
 
@@ -42,6 +42,7 @@ PARTITIONS: dict[str, type[Partitioner]] = {
         Dirichlet,
         Pathological,
         Disjoint,
+        DisjointRandom,
         Quantity,
         Equal,
         Aspects,

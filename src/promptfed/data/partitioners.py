@@ -120,6 +120,26 @@ class Disjoint:
 
 
 @dataclass(frozen=True)
+class DisjointRandom:
+    """All classes, dealt at random and as equally as can be, with all their images; no two clients share a class."""
+
+    name: ClassVar[str] = "disjoint-random"
+
+    def split(self, dataset: Dataset, clients: int, rng: Generator) -> Partition:
+        """Deal the shuffled classes that have training images; the first clients get one more if they do not divide."""
+        require_images(clients, int((~dataset.test).sum()))
+        present = np.unique(dataset.labels[~dataset.test])
+        if clients > len(present):
+            raise PromptFedError(
+                f"The disjoint-random partition gives every client a class of its own: {len(present)} classes suffice "
+                f"for {len(present)} clients, not {clients}."
+            )
+        holder = np.full(len(dataset.classes), NO_CLIENT, dtype=np.int64)
+        holder[rng.permutation(present)] = np.arange(len(present)) % clients
+        return from_owners(self.name, holder[dataset.labels], dataset.test, clients)
+
+
+@dataclass(frozen=True)
 class Equal:
     """The same number of random training images each, such as three photographs of one thing; others stay unused.
 

@@ -14,10 +14,12 @@ from torch import Tensor
 
 from promptfed.core import extensions, tree
 from promptfed.core.method import Method, Task
+from promptfed.core.protocols import Batch
 from promptfed.core.ranks import ALONE, Ranks
 from promptfed.core.tree import Tree
 from promptfed.data.batches import ClientData, PlannedBatches, Shards
 from promptfed.federation.answers import Answers
+from promptfed.federation.beyond import OtherImages
 from promptfed.federation.store import Store
 
 SHARED = 16  # test images that share what is drawn once for a batch, about as many as in training
@@ -63,10 +65,12 @@ class Fleet(Protocol):
         *,
         adapt: bool,
         answers: Answers | None = None,
+        sets: Sequence[OtherImages] = (),
     ) -> Tree:
         """Return sums [C] of every client's deployed (`adapt`) or received model over its own test images.
 
-        `answers` hears every single answer, where the clients are on this machine.
+        `answers` hears every single answer, and the models are tested on `sets` as well, under "SET.NAME", where the
+        clients are on this machine.
         """
         ...
 
@@ -106,8 +110,9 @@ class OneByOne:
         *,
         adapt: bool,
         answers: Answers | None = None,
+        sets: Sequence[OtherImages] = (),
     ) -> Tree:
-        """Return sums [C] of every client's model over its own test images."""
+        """Return sums [C] of every client's model over its own test images, and over those of the sets."""
         sums = []
         for client in clients.tolist():
             own = tree.settled(tree.row(download(torch.tensor([client])), 0))
@@ -118,7 +123,8 @@ class OneByOne:
                 params = self.method.adapt(self.task, own, personal, data)
                 self.tick(1, len(clients))
             data = self.shards.data([client], round, "test", stacked=False)
-            sums.append(_test(self.method, self.task, params, data, answers))
+            own = _test(self.method, self.task, params, data, answers)
+            sums.append(own | _test_sets(self.method, sets, params, data))
         return tree.stack(sums)
 
 
@@ -159,8 +165,9 @@ class Stacked:
         *,
         adapt: bool,
         answers: Answers | None = None,
+        sets: Sequence[OtherImages] = (),
     ) -> Tree:
-        """Return sums [C] of every client's model over its own test images."""
+        """Return sums [C] of every client's model over its own test images, and over those of the sets."""
         sums, order = [], self._by_size(clients)
         for places in order.split(self.width):
             members = clients[places].tolist()
@@ -169,7 +176,9 @@ class Stacked:
             if adapt:
                 params = self.method.adapt(self.task, own, personal, self._data(members, round))
                 self.tick(len(members), len(clients))
-            sums.append(_test(self.method, self.task, params, self._data(members, round, "test"), answers))
+            data = self._data(members, round, "test")
+            tested = _test(self.method, self.task, params, data, answers)
+            sums.append(tested | _test_sets(self.method, sets, params, data))
         return tree.rows(tree.cat(sums), order.argsort())
 
     def _by_size(self, clients: Tensor) -> Tensor:
@@ -187,14 +196,31 @@ def _to(value: Tree, shards: Shards) -> Tree:
     return tree.to(value, shards.pool.x.device)
 
 
-def _test(method: Method, task: Task, params: Tree, data: ClientData, answers: Answers | None = None) -> Tree:
-    """Return what `method.evaluate` counts, summed over all batches, on the host; `answers` hears each answer."""
+def _test_sets(method: Method, sets: Sequence[OtherImages], params: Tree, data: ClientData) -> Tree:
+    """Return right answers and images of every set, under "SET.correct" and "SET.count"."""
+    found: Tree = {}
+    for one in sets:
+        sums = _test(method, one.task, params, one.of(data), one)
+        found |= {f"{one.name}.{what}": sums[what] for what in ("correct", "count")}
+    return found
+
+
+class Listener(Protocol):
+    """Counts what a method answers for a batch; some look at the answers themselves."""
+
+    def evaluate(self, method: Method, task: Task, params: Tree, batch: Batch, clients: Sequence[int]) -> Tree:
+        """Return sums over the batch per client."""
+        ...
+
+
+def _test(method: Method, task: Task, params: Tree, data: ClientData, listener: Listener | None = None) -> Tree:
+    """Return what `method.evaluate` counts, summed over all batches, on the host; a `listener` hears each answer."""
     data, batches = _to_test(task, data)
     with torch.no_grad():
         params = method.prepare(task, params)
-        if answers is None:
+        if listener is None:
             return tree.to(_sum(method.evaluate(task, params, batch) for batch in batches), "cpu")
-        return tree.to(_sum(answers.evaluate(method, task, params, batch, data.clients) for batch in batches), "cpu")
+        return tree.to(_sum(listener.evaluate(method, task, params, batch, data.clients) for batch in batches), "cpu")
 
 
 def _to_test(task: Task, data: ClientData) -> tuple[ClientData, PlannedBatches]:

@@ -21,6 +21,7 @@ from promptfed.core.ranks import ALONE, Ranks
 from promptfed.core.tree import Tree
 from promptfed.data.batches import Shards
 from promptfed.federation.answers import Answers
+from promptfed.federation.beyond import Beyond
 from promptfed.federation.evaluate import Score, local_score, score
 from promptfed.federation.finite import FiniteCheck
 from promptfed.federation.fleet import Fitted, Fleet, score_deployed
@@ -85,9 +86,11 @@ class Loop:
         guards: Guards | None = None,
         stopping: Stopping | None = None,
         validation: Fleet | None = None,  # the same clients, tested on validation images; None: `fleet` tests on them
+        beyond: Beyond | None = None,  # what else every client's model is tested on
         ranks: Ranks = ALONE,
     ) -> None:
-        self.stopping, self.validation, self.ranks = stopping, validation, ranks
+        self.stopping, self.validation, self.beyond = stopping, validation, beyond or Beyond()
+        self.ranks = ranks
         self.method, self.task, self.fleet, self.shards, self.store = method, task, fleet, shards, store
         self.record, self.settings, self.guards = record, settings, guards or Guards()
         self.device = shards.pool.x.device
@@ -242,6 +245,7 @@ class Loop:
             "received": score(received["correct"].tolist(), count),
             "trained": trained,
             "local": local_score(trained, before, count),
+            **self.beyond.scores(received),
         }
 
     def _validation_score(self, server: Tree, t: int, scores: Line) -> Line:
@@ -265,6 +269,7 @@ class Loop:
         return line | {
             "loss": _mean_loss(received),
             "received": score(received["correct"].tolist(), received["count"].tolist()),
+            **self.beyond.scores(received),
             **dict.fromkeys(("trained", "local")),  # what the clients sent is gone
             "deployed": self._deployed_score(self.server),
         }
@@ -276,12 +281,12 @@ class Loop:
             return None
         return score_deployed(self.method, self.task, model, self.shards, self.settings.domain_names, self.ranks)
 
-    def adapted(self) -> Score | None:
+    def adapted(self) -> Line | None:
         """Return the score of the models the clients deploy, if the method adapts what a client received."""
         if not adapts(self.method):
             return None
         sums = self._evaluate(self.server, self.finished, adapt=True)
-        return score(sums["correct"].tolist(), sums["count"].tolist())
+        return score(sums["correct"].tolist(), sums["count"].tolist()) | self.beyond.scores(sums)
 
     def predictions(self) -> Predictions | None:
         """Return what the models of the last test answer on the clients' images; `adapted` comes first."""
@@ -336,7 +341,7 @@ class Loop:
         answers = None
         if (t + 1 >= self.settings.total or self.ended) and adapt == adapts(self.method):  # what the clients deploy
             answers = self._answers = Answers(self.shards.rows["test"], len(self.task.classes))
-        return self.fleet.evaluate(t, self._present(t), download, adapt=adapt, answers=answers)
+        return self.fleet.evaluate(t, self._present(t), download, adapt=adapt, answers=answers, sets=self.beyond.sets)
 
 
 def _mean_loss(sums: Tree) -> float | None:

@@ -13,6 +13,7 @@ from promptfed.core.ranks import Ranks
 from promptfed.core.tree import Tree
 from promptfed.data.batches import Shards
 from promptfed.federation.answers import Answers
+from promptfed.federation.beyond import OtherImages
 from promptfed.federation.fleet import QUIET, Download, Fitted, Fleet
 
 # The bytes of all answers of a round up to which every process gets them and aggregates by itself. Beyond, only the
@@ -95,6 +96,7 @@ class RankedFleet:
         *,
         adapt: bool,
         answers: Answers | None = None,
+        sets: Sequence[OtherImages] = (),
     ) -> Tree:
         """Return sums [C] of every client's model over its own test images; `answers` of the leader hears all."""
         places = self._places(clients, "test")
@@ -102,7 +104,7 @@ class RankedFleet:
         self._all = len(clients)
         with self.ranks.together():
             if len(mine):
-                sums = self.inner.evaluate(round, clients[mine], download, adapt=adapt, answers=answers)
+                sums = self.inner.evaluate(round, clients[mine], download, adapt=adapt, answers=answers, sets=sets)
             elif adapt:
                 self.tick(len(clients), len(clients))
         found = _joined(self.ranks.told(_hosted(sums)), places)

@@ -3,8 +3,10 @@
 from promptfed.federation.evaluate import Score
 from promptfed.results.folder.record import Line, Record
 
+BEYOND = ("sets", "hm", "cm")  # scores on other images than a client's own
 
-def summarise(record: Record, about: Line, adapted: Score | None, after: Score | None, newcomers: int = 0) -> Line:
+
+def summarise(record: Record, about: Line, adapted: Line | None, after: Score | None, newcomers: int = 0) -> Line:
     """Return summary.json's content from the lines of all rounds; the last `newcomers` clients get a mean of their own.
 
     The best round, by the plain mean and by the weighted one, is one in which all clients were there.
@@ -25,6 +27,7 @@ def summarise(record: Record, about: Line, adapted: Score | None, after: Score |
     seconds = sum(line["seconds"] for line in rounds)
     return about | {
         "accuracy": {
+            **{name: last[name] for name in BEYOND if name in last},
             **(adapted or last["received"]),
             "round": last["round"],
             "best_round": best["round"],

@@ -17,6 +17,7 @@ from promptfed.core.prompts.text import match
 
 Mode = Literal["supervised", "unsupervised"]
 Intra = Literal["kl", "printed", "double-softmax"]
+Rest = Literal["sum", "mean"]
 
 VIEWS = 4  # augmented views of every image; the authors make a new one every time
 DRAWS = {"view": Draw()}
@@ -40,18 +41,29 @@ def pseudo_loss(task: Task, logits: Tensor, batch: Batch, threshold: float) -> T
 
 
 def compared(
-    answer: Callable[[Tensor], Tensor], params: Tree, batch: Batch, neighbours: int, dispersion: float, intra: Intra
+    answer: Callable[[Tensor], Tensor],
+    params: Tree,
+    batch: Batch,
+    neighbours: int,
+    dispersion: float,
+    rest: Rest,
+    intra: Intra,
 ) -> tuple[Tensor, Tree]:
     """Return L_inter + L_intra, and the score bank with the batch's new scores; `answer` gives logits of features."""
     scores = answer(batch["x"]).softmax(-1)
     stale = params["bank.scores"].take_along_dim(batch["index"].unsqueeze(-1), -2)
     bank = {"bank.scores": written(params["bank.scores"], batch, scores.detach())}
-    value = inter_loss(scores, params | bank, batch, neighbours, dispersion)
+    value = inter_loss(scores, params | bank, batch, neighbours, dispersion, rest)
     return value + intra_loss(answer(view(batch)), stale, batch, intra), bank
 
 
-def inter_loss(scores: Tensor, bank: Tree, batch: Batch, neighbours: int, dispersion: float) -> Tensor:
-    """Eq. 9: −Σ_j z_i·z_j over the nearest neighbours in the bank, + λ Σ_m z_i·z_m over the rest of the batch."""
+def inter_loss(
+    scores: Tensor, bank: Tree, batch: Batch, neighbours: int, dispersion: float, rest: Rest = "sum"
+) -> Tensor:
+    """Eq. 9: −Σ_j z_i·z_j over the nearest neighbours in the bank, + λ Σ_m z_i·z_m over the rest of the batch.
+
+    The printed sum grows with the batch, while the neighbours stay five. `mean` divides it by the size of the rest.
+    """
     mask = batch["mask"]
     count = mask.sum(-1).clamp(min=1)
     near = _neighbours(bank, batch, neighbours)
@@ -59,7 +71,8 @@ def inter_loss(scores: Tensor, bank: Tree, batch: Batch, neighbours: int, disper
     # Σ_i Σ_{m≠i} z_i·z_m = |Σ_i z_i|² − Σ_i |z_i|²
     kept = scores * mask.unsqueeze(-1)
     pairs = kept.sum(-2).square().sum(-1) - kept.square().sum((-2, -1))
-    return dispersion * pairs / count - attraction
+    others = count if rest == "sum" else count * (count - 1).clamp(min=1)
+    return dispersion * pairs / others - attraction
 
 
 def _neighbours(bank: Tree, batch: Batch, count: int) -> Tensor:

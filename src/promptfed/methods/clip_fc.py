@@ -21,7 +21,7 @@ class CLIPFC(Method):
 
     name: ClassVar[str] = "clip-fc"
     backbone: ClassVar[str] = "clip"
-    traits = Traits(reads="features")
+    traits = Traits(reads="features", open=True)
     presets: ClassVar = {"office": {"lr": 0.001, "batch": 32}, "domainnet": {"lr": 0.01, "batch": 256}}
 
     lr: Positive = 0.01

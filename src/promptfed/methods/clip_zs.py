@@ -18,7 +18,7 @@ class CLIPZS(Method):
 
     name: ClassVar[str] = "clip-zs"
     backbone: ClassVar[str] = "clip"
-    traits = Traits(reads="features", learns=False)
+    traits = Traits(reads="features", learns=False, open=True)
 
     # -- one round, in the order it happens -------------------------------------
     def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:

@@ -26,7 +26,7 @@ class FedCoCoOp(Method):
     name: ClassVar[str] = "fed-cocoop"
     backbone: ClassVar[str] = "clip"
     quick: ClassVar = {"evaluate": {"every": 5}}
-    traits = Traits(reads="features")
+    traits = Traits(reads="features", open=True)
 
     tokens: Count = 16
     lr: Positive = 0.002

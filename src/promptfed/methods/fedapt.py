@@ -19,7 +19,7 @@ from promptfed.core import Batch, Data, Draw, Method, Rng, Sorter, Task, Traits,
 from promptfed.core.options import Count, NonNegative, Positive, Range, Share, Whole
 from promptfed.core.prompts.text import init_context, init_map, match, match_each
 from promptfed.methods import _unlabelled as unlabelled
-from promptfed.methods._unlabelled import Intra, Mode
+from promptfed.methods._unlabelled import Intra, Mode, Rest
 
 TESTING = ("tau", "domain_logit_norm", "inference", "renorm", "test_key", "fixed_key")
 
@@ -55,6 +55,7 @@ class FedAPT(Method):
     threshold: Share = 0.75
     neighbours: Count = 5
     dispersion: NonNegative = 0.5
+    rest: Rest = "sum"  # of the batch in eq. 9; mean: λ means the same for batches of every size
     intra: Intra = "kl"
 
     @property
@@ -66,6 +67,7 @@ class FedAPT(Method):
             weighs=self.mode == "supervised",
             once=("keys",),
             testing=TESTING,
+            open=not self._per_class,
         )
 
     # -- what is learned, and where it lives ------------------------------------
@@ -129,7 +131,9 @@ class FedAPT(Method):
     def comparison(self, task: Task, start: Tree, params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
         """Stage 2: L_inter + L_intra + L_q; hand on the score bank with the batch's new scores."""
         answer = partial(match, text=self._text(task, params, batch["domain"]), scale=dual(task).scale)
-        value, bank = unlabelled.compared(answer, params, batch, self.neighbours, self.dispersion, self.intra)
+        value, bank = unlabelled.compared(
+            answer, params, batch, self.neighbours, self.dispersion, self.rest, self.intra
+        )
         return value + _domain_loss(params, batch["x"], batch), bank
 
     def prepare(self, task: Task, params: Tree) -> Tree:

@@ -16,7 +16,7 @@ from promptfed.core import Batch, Batches, Data, Draw, Method, Rng, Task, Traits
 from promptfed.core.options import Count, NonNegative, Positive, Share, Whole
 from promptfed.core.prompts.text import init_map, match
 from promptfed.methods import _unlabelled as unlabelled
-from promptfed.methods._unlabelled import Mode
+from promptfed.methods._unlabelled import Intra, Mode, Rest
 
 MOMENTS, EPS = (0.9, 0.98), 1e-6  # of Adam
 
@@ -46,12 +46,14 @@ class FedCLIP(Method):
     threshold: Share = 0.75
     neighbours: Count = 5
     dispersion: NonNegative = 0.5
+    rest: Rest = "sum"  # of the batch in eq. 9; mean: λ means the same for batches of every size
+    intra: Intra = "kl"
 
     @property
     def traits(self) -> Traits:
         """Ask for features and, without labels, for augmented views."""
         labelled = self.mode == "supervised"
-        return Traits(reads="features", views=0 if labelled else unlabelled.VIEWS, weighs=labelled)
+        return Traits(reads="features", views=0 if labelled else unlabelled.VIEWS, weighs=labelled, open=True)
 
     # -- what is learned, and where it lives ------------------------------------
     def init_server(self, task: Task, rng: Rng) -> Tree:
@@ -128,7 +130,7 @@ class FedCLIP(Method):
     def comparison(self, task: Task, start: Tree, params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
         """Stage 2 without labels: FedAPT's eq. 9 and 10."""
         answer = partial(self._logits, task, params)
-        return unlabelled.compared(answer, params, batch, self.neighbours, self.dispersion, "kl")
+        return unlabelled.compared(answer, params, batch, self.neighbours, self.dispersion, self.rest, self.intra)
 
     def predict(self, task: Task, params: Tree, batch: Batch) -> Tensor:
         """Return the scaled cosines of adapted features and zero-shot class names."""

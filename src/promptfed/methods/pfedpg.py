@@ -42,6 +42,7 @@ class PFedPG(Method):
     tokens: Count = 10
     generator: Literal["cross-attention", "mlp", "adain", "none"] = "cross-attention"  # Table 4
     descriptor_tokens: Literal["one", "each"] = "one"  # each: a row per token, so tokens move apart
+    descriptors: Literal["unit", "basis"] = "unit"  # what they are drawn from: ±1, or P_base's own, much smaller range
     width: Whole = 0  # of queries, keys and values; 0: the token's own
     zero_out: bool = False  # W^O starts at zero: in the first round everyone gets P_base
     lr: Positive = 0.25
@@ -93,7 +94,7 @@ class PFedPG(Method):
         return down
 
     def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
-        """Eq. 2: tune P_n and H_n on local data; report ΔP_n = P̃_n − P_n, keep H_n."""
+        """Algorithm 1, lines 5 to 9: tune P_n and H_n on local data; report ΔP_n = P̃_n − P_n, keep H_n."""
         batches = data.batches(size=self.batch, epochs=self.epochs)
         rates = local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
         tuned = local.sgd(self.loss, task, batches, start=down, params=tree.pick(down, ("prompt",)) | personal, **rates)
@@ -159,7 +160,7 @@ class PFedPG(Method):
 
     # -- what is minimised, and what is used ------------------------------------
     def loss(self, task: Task, start: Tree, params: Tree, batch: Batch) -> Tensor:
-        """Eq. 1: the cross-entropy of H_n on the class token of [c, P_n, patches]."""
+        """Eq. 2: the cross-entropy of H_n on the class token of [c, P_n, patches]."""
         logits = task.backbone(params, batch["x"], tokens=params["prompt"], noise=batch)
         return ops.cross_entropy(logits, batch["y"], batch["mask"])
 
@@ -208,8 +209,13 @@ class PFedPG(Method):
         return (query @ key.mT * scale).softmax(-1)
 
     def _descriptors(self, task: Task, count: int, draw: torch.Generator) -> Tensor:
-        """Return fresh descriptors, uniform in ±1: large enough to tell clients apart from the start."""
+        """Return fresh descriptors, uniform in ±1: large enough to tell clients apart from the start.
+
+        AdaIN gives a prompt its descriptor's own deviation, so there the scale of P_base keeps prompts as small as it.
+        """
         rows = 1 if self.descriptor_tokens == "one" else self.tokens
+        if self.descriptors == "basis":
+            return init_prompt(task.backbone.token_width, rows, draw, layers=count)
         return torch.empty(count, rows, task.backbone.token_width).uniform_(-1, 1, generator=draw)
 
     def _learned(self, server: Tree) -> Tree:

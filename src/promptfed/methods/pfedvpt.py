@@ -41,6 +41,7 @@ class PFedVPT(Method):
 
     name: ClassVar[str] = "pfedvpt"
     backbone: ClassVar[str] = "vit"
+    quick: ClassVar = {"data": {"name": "fashion-shops", "limit": 20}, "evaluate": {"every": 5}}
 
     prompt: Literal["shared", "own", "low-rank", "generated", "both"] = "shared"
     tokens: Whole = 4  # 0: no prompt, a head and class shares only

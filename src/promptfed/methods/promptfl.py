@@ -16,7 +16,7 @@ from promptfed.core import Batch, Data, Draw, Method, Rng, Task, Traits, Tree, d
 from promptfed.core.options import Count, NonNegative, Positive, Share, Whole
 from promptfed.core.prompts.text import init_context, match
 from promptfed.methods import _unlabelled as unlabelled
-from promptfed.methods._unlabelled import Mode
+from promptfed.methods._unlabelled import Intra, Mode, Rest
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,14 @@ class PromptFL(Method):
     threshold: Share = 0.75
     neighbours: Count = 5
     dispersion: NonNegative = 0.5
+    rest: Rest = "sum"  # of the batch in eq. 9; mean: λ means the same for batches of every size
+    intra: Intra = "kl"
 
     @property
     def traits(self) -> Traits:
         """Ask for features and, without labels, for augmented views."""
         labelled = self.mode == "supervised"
-        return Traits(reads="features", views=0 if labelled else unlabelled.VIEWS, weighs=labelled)
+        return Traits(reads="features", views=0 if labelled else unlabelled.VIEWS, weighs=labelled, open=not self.csc)
 
     # -- what is learned, and where it lives ------------------------------------
     def init_server(self, task: Task, rng: Rng) -> Tree:
@@ -94,7 +96,7 @@ class PromptFL(Method):
         """Stage 2 without labels: FedAPT's eq. 9 and 10."""
         known = self.prepare(task, params)
         answer = partial(self._logits, task, known)
-        return unlabelled.compared(answer, known, batch, self.neighbours, self.dispersion, "kl")
+        return unlabelled.compared(answer, known, batch, self.neighbours, self.dispersion, self.rest, self.intra)
 
     def prepare(self, task: Task, params: Tree) -> Tree:
         """Run the text tower once."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from promptfed.core import Batch, Data, Draw, Method, Rng, Task, Traits, Tree, local, ops, text_to_image, tree
@@ -41,12 +42,16 @@ class RELIC(Method):
     templates: TemplateKind = "object"
     first: Whole = 0  # use so many of the templates, from the first; 0: all
     lr: Positive = 5e-4
+    branch_lr: NonNegative = 0.0  # rate of the branches; 0: that of u
+    weight_decay: NonNegative = 0.0  # AdamW's, on u and the branches
     epochs: Whole = 2
     repeats: Count = 100  # times an image is seen in an epoch
     batch: Count = 1
     mirror: bool = True  # show every other image mirrored
     hidden: Count = 32  # width of the branches' hidden layer
     relu: bool = True  # false: both layers of a branch are linear
+    bias: bool = True  # false: the branches' layers have none
+    visual: Literal["given", "unit"] = "given"  # length of F_v: the backbone's own, or 1
     form: Literal["residual", "printed"] = (
         "residual"  # û = shift + u(1 + scale), so û = u at first; or u·scale, as printed
     )
@@ -81,7 +86,7 @@ class RELIC(Method):
         if self.conditional:
             for name, inputs in zip(BRANCHES, (model.visual_width, model.word_width), strict=True):
                 personal |= self._branch(name, inputs, model.word_width, rng(name, shared=True))
-            personal["visual"] = _mean_visual(task, data)
+            personal["visual"] = self._sized(_mean_visual(task, data))
         return personal
 
     def _start(self, task: Task) -> Tensor:
@@ -98,7 +103,8 @@ class RELIC(Method):
         for number, (fan, out) in enumerate([(inputs, self.hidden), (self.hidden, outputs)], 1):
             scale = 0.0 if number == 2 and self.form == "residual" else fan**-0.5
             made[f"{name}{number}.weight"] = scale * torch.empty(out, fan).uniform_(-1, 1, generator=draw)
-            made[f"{name}{number}.bias"] = torch.zeros(out)
+            if self.bias:
+                made[f"{name}{number}.bias"] = torch.zeros(out)
         return made
 
     def draws(self, task: Task) -> dict[str, Draw]:
@@ -113,7 +119,7 @@ class RELIC(Method):
         known = down | personal
         trained = {name: x for name, x in known.items() if name == "word" or name.startswith(BRANCHES)}
         if not self._aligned:
-            tuned = local.adam(self.loss, task, batches, start=down, params=trained, lr=self.lr)
+            tuned = local.adam(self.loss, task, batches, start=down, params=trained, **self._rates(trained))
             return tree.pick(tuned, [name for name in down if name in tuned]), personal | _kept(tuned, personal)
         size = data.facts["size"]
         hold = {
@@ -129,15 +135,21 @@ class RELIC(Method):
             batches,
             start=down,
             params=trained,
-            lr=self.lr,
             hold=hold,
             carry=("sum", "count", "step"),
+            **self._rates(trained),
         )
         own = tuned["sum"] / tuned["count"].clamp(min=1).unsqueeze(-1)
         used = (tuned["count"] > 0).unsqueeze(-1)
         kept = personal | _kept(tuned, personal)
         kept["local.prototype"] = torch.where(used, own, personal["local.prototype"])
         return {"word": tuned["word"], "prototype": own}, kept
+
+    def _rates(self, trained: Tree) -> local.AdamRates:
+        """Return the rates of u and of the branches, and the decay of both."""
+        branches = self.branch_lr or self.lr
+        lr = {name: self.lr if name == "word" else branches for name in trained}
+        return local.AdamRates(lr=lr, weight_decay=self.weight_decay)
 
     def _target(self, server: Tensor, own: Tensor) -> Tensor:
         """Return m ζ̄ + (1 − m) ζ^c, or ζ̄ where the client has no prototype, or zero where the server has none."""
@@ -185,9 +197,16 @@ class RELIC(Method):
         return shift + word * (scale + 1 if self.form == "residual" else scale)
 
     def _through(self, name: str, params: Tree, x: Tensor) -> Tensor:
-        inner = ops.linear(x, params[f"{name}1.weight"], params[f"{name}1.bias"])
-        inner = inner.relu() if self.relu else inner
-        return ops.linear(inner, params[f"{name}2.weight"], params[f"{name}2.bias"])
+        inner = self._layer(f"{name}1", params, x)
+        return self._layer(f"{name}2", params, inner.relu() if self.relu else inner)
+
+    def _layer(self, name: str, params: Tree, x: Tensor) -> Tensor:
+        weight = params[f"{name}.weight"]
+        return ops.linear(x, weight, params[f"{name}.bias"] if self.bias else weight.new_zeros(weight.shape[:-1]))
+
+    def _sized(self, visual: Tensor) -> Tensor:
+        """Return F_v [..., V] as the branches see it."""
+        return F.normalize(visual, dim=-1) if self.visual == "unit" else visual
 
     @property
     def _aligned(self) -> bool:
@@ -203,7 +222,7 @@ class RELIC(Method):
     # -- what is minimised, and what is used ------------------------------------
     def loss(self, task: Task, start: Tree, params: Tree, batch: Batch) -> Tensor:
         """Return L_recon: how far the model is from the noise that was put into the client's images."""
-        visual = text_to_image(task).unpack(batch["x"])[1]
+        visual = self._sized(text_to_image(task).unpack(batch["x"])[1])
         error, _ = self._errors(task, self.spoken(task, params, self._chosen(batch), visual), batch)
         return _mean(error, batch)
 
@@ -213,7 +232,7 @@ class RELIC(Method):
         A template without a target has λ = 0: in the first round there is none.
         """
         chosen = self._chosen(batch)
-        visual = text_to_image(task).unpack(batch["x"])[1]
+        visual = self._sized(text_to_image(task).unpack(batch["x"])[1])
         error, own = self._errors(task, self.spoken(task, params, chosen, visual), batch)
         hot = (chosen.unsqueeze(-1) == torch.arange(len(self._templates), device=chosen.device)).to(own)
         target = hot @ params["target"]  # [..., B, W]

@@ -23,6 +23,7 @@ from typing import Any
 
 from promptfed.core.errors import PromptFedError
 from promptfed.core.progress import about_left, bar
+from promptfed.papers.claims import Claims
 from promptfed.papers.comparison import with_quality
 from promptfed.papers.timing import gpu_load, timed
 from promptfed.results.folder import names
@@ -49,6 +50,7 @@ class JobResult:
 
     summary: Mapping[str, Any] | None = None
     problem: str = ""
+    elsewhere: bool = False  # it came from another process that works on the same table
 
 
 OnProgress = Callable[[Mapping[Path, JobResult]], None]
@@ -61,14 +63,20 @@ def execute(
     *,
     merge: Sequence[Path] = (),
     workers: int = 1,
+    claims: Claims | None = None,
     keep: OnProgress | None = None,
 ) -> dict[Path, JobResult]:
     """Return the results of the jobs of all cells by folder; the folders are in `out`.
 
     Jobs of `wanted` cells are run unless they are finished there or in a folder to merge; the others are only looked
-    up. `keep` gets the results so far: before the first run, if any job is already finished, and after every run.
+    up. With `claims`, other processes may work on the same folder: each run is made by one of them.
+    `keep` gets the results so far: before the first run, if any job is already finished, and after every run.
     """
-    done = {job.folder: JobResult(_found(job, out, merge)) for some in jobs.values() for job in some}
+    done = {
+        job.folder: JobResult(_found(job, out, merge), claims.problem(job.folder) if claims else "")
+        for some in jobs.values()
+        for job in some
+    }
     twins = _with_twins(jobs) if wanted else {}
     left = [job for name in wanted for job in twins.get(name, []) if done[job.folder].summary is None]
     for job in left:
@@ -81,11 +89,13 @@ def execute(
         keep(done)
     last_problem = ""
     with timed(out, workers, sample) as count:
-        for job, result in _one_by_one(left) if workers < 2 else _side_by_side(left, workers):
+        for job, result in _results(left, workers, claims):
             done[job.folder] = result
-            if result.summary is not None:
+            if result.summary is not None and not result.elsewhere:
                 count()
-            elif result.problem != last_problem:  # a problem that ends all remaining jobs is reported once
+            elif (
+                result.problem and result.problem != last_problem
+            ):  # a problem that ends all remaining jobs is reported once
                 last_problem = result.problem
                 sys.stderr.write(f"{job.label}: {last_problem}\n")
             if keep is not None:
@@ -176,6 +186,47 @@ def run_job(job: Job) -> JobResult:
     finally:
         gc.collect()
         torch.cuda.empty_cache()  # other workers share the GPU
+
+
+def _results(jobs: Sequence[Job], workers: int, claims: Claims | None) -> Iterator[tuple[Job, JobResult]]:
+    if claims is not None:
+        return _together(jobs, claims)
+    return _one_by_one(jobs) if workers < 2 else _side_by_side(jobs, workers)
+
+
+def _together(jobs: Sequence[Job], claims: Claims) -> Iterator[tuple[Job, JobResult]]:
+    """Run what no other process runs, one by one, and wait for what the others do."""
+    left = {job.folder: job for job in jobs}
+    with bar("table", len(jobs)) as advance:
+        while left:
+            known = len(left)
+            for job in list(left.values()):
+                result = _claimed(job, claims)
+                if result is not None:
+                    del left[job.folder]
+                    advance(1, job.label)
+                    yield job, result
+            if len(left) == known:
+                time.sleep(claims.beat / 5)
+
+
+def _claimed(job: Job, claims: Claims) -> JobResult | None:
+    """Run a job under a claim; return its result, whoever made it, or None while another process works on it."""
+    if (summary := finished(job)) is not None:
+        return JobResult(summary, elsewhere=True)
+    if problem := claims.problem(job.folder):
+        return JobResult(problem=problem, elsewhere=True)
+    if any(claims.working(twin) for twin in job.twins):  # once that is trained, this only needs evaluation
+        return None
+    with claims.taken(job.folder) as mine:
+        if not mine:
+            return None
+        if (summary := finished(job)) is not None:  # by the process that held the claim a moment ago
+            return JobResult(summary, elsewhere=True)
+        result = run_job(job)
+        if result.problem:
+            claims.fail(job.folder, result.problem)
+        return result
 
 
 def _one_by_one(jobs: Sequence[Job]) -> Iterator[tuple[Job, JobResult]]:

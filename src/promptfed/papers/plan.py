@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from promptfed.core.errors import PromptFedError, choice
 from promptfed.papers.jobs import Job
@@ -13,6 +13,8 @@ from promptfed.runs.cells import PaperTable, TableCell
 from promptfed.runs.config import Recipe
 
 GridValues = dict[str, Any]
+Where = Literal["here", "shared", "elsewhere"]
+"""Who runs a table: this process and its workers; this one among others that share the folder; or only others."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class TablePlan:
     workers: int = 1
     tune: bool = False
     merge: tuple[Path, ...] = ()  # other `out` folders of the same table; runs finished there are not repeated
+    on: Where = "here"
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,11 @@ def _check_plan(plan: TablePlan) -> None:
         raise PromptFedError(f"Seeds must be different whole numbers from 0, not {','.join(map(str, plan.seeds))!r}.")
     if plan.workers < 1:
         raise PromptFedError(f"A table needs at least 1 worker, not {plan.workers}.")
+    if plan.workers > 1 and plan.on == "shared":
+        raise PromptFedError(
+            f"With --on shared a process makes one run at a time: leave out --workers {plan.workers} and start the "
+            f"command {plan.workers} times."
+        )
     for folder in plan.merge:
         if not folder.is_dir():
             raise PromptFedError(f"Folder {folder}, given to --merge, does not exist.")

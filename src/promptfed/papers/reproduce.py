@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from promptfed.core.errors import PromptFedError, choice
+from promptfed.papers.claims import Claims
 from promptfed.papers.comparison import (
     CellResult,
     Comparison,
@@ -62,6 +63,8 @@ def reproduce(table: PaperTable, plan: TablePlan) -> Comparison:
     Both are rewritten after every run, so that finished results can be read at any time, whatever happens to the rest.
     """
     planned = plan_table(table, plan)
+    if plan.on == "shared":
+        Claims(plan.out).forgive()
     _timings(plan)  # a damaged file is reported before anything runs
     first = {name: planned.jobs[name] + [job for _, job in planned.trials[name]] for name in planned.cells}
 
@@ -133,7 +136,10 @@ def _again(planned: PlannedTable, done: Mapping[Path, JobResult]) -> dict[str, l
 def _execute(
     jobs: Mapping[str, list[Job]], wanted: Sequence[str], plan: TablePlan, keep: OnProgress | None = None
 ) -> dict[Path, JobResult]:
-    return execute(jobs, wanted, plan.out, merge=plan.merge, workers=plan.workers, keep=keep)
+    claims = None if plan.on == "here" else Claims(plan.out)
+    if plan.on == "elsewhere":
+        return execute(jobs, (), plan.out, merge=plan.merge, claims=claims)
+    return execute(jobs, wanted, plan.out, merge=plan.merge, workers=plan.workers, claims=claims, keep=keep)
 
 
 # -- what came out --------------------------------------------------------------------------------------------------

@@ -231,6 +231,7 @@ def _summary_row(run: RunFolder) -> dict[str, Any]:
         "weighted": scores.weighted if scores else None,
         "worst": scores.worst if scores else None,
         "p10": scores.p10 if scores else None,
+        **run.beyond,
         "before": run.before.mean if run.before else None,
         "after": run.after.mean if run.after else None,
         "deployed": (run.deployed or {}).get("all"),

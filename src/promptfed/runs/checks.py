@@ -24,7 +24,7 @@ from promptfed.backbones.text import TextArch
 from promptfed.backbones.transformer import Arch
 from promptfed.core import tree
 from promptfed.core.errors import PromptFedError, choice
-from promptfed.core.method import Method, Task
+from promptfed.core.method import Method, Task, renamed
 from promptfed.core.protocols import Backbone, Batch
 from promptfed.core.ranks import ALONE, Ranks
 from promptfed.core.tree import Tree
@@ -38,6 +38,7 @@ from promptfed.runs.planning import Plan, make_loop
 SIZES = (9, 40, 3, 24)  # unequal clients, one of them with fewer images than a batch and a single class
 CLASSES = 3
 TOLERANCE = 1e-5
+OTHERS = ("bird", "old car", "door", "red fox", "sea")  # classes that training never names
 
 
 class BrokenPromiseError(PromptFedError):
@@ -287,6 +288,28 @@ def _learns(method: Method, folder: Path) -> None:
     )
 
 
+def _open(method: Method, folder: Path) -> None:
+    if not method.traits.open:
+        return
+    loop = toy_loop(method, folder / "run")
+    loop.server, _ = loop.round(0)
+    loop.store.seal()
+    down = tree.row(method.download(loop.task, loop.server, torch.tensor([1])), 0)
+    (batch,) = loop.shards.data([1], 0, "test", stacked=False).batches("test", size=16, steps=1, ordered=True)
+
+    def answers(names: tuple[str, ...]) -> Tensor:
+        other = renamed(loop.task, names)
+        with torch.no_grad():
+            params = method.prepare(other, down | loop.store.get(1))
+            return method.predict(other, params, tree.drop(batch, ["y"]))
+
+    found = answers(OTHERS)
+    fits = found.shape == (16, len(OTHERS))
+    _expect(fits, f"an open model must give {len(OTHERS)} other classes so many logits", method)
+    same = torch.allclose(found.flip(-1), answers(OTHERS[::-1]), TOLERANCE, TOLERANCE)
+    _expect(same, "swapping two class names must swap an open model's logits and nothing else", method)
+
+
 PROMISES = {
     "frozen": "a frozen, picklable value without state",
     "names": "what is private stays private, under fixed names, shapes and types",
@@ -297,11 +320,12 @@ PROMISES = {
     "order": "the order of clients does not matter",
     "resume": "stop and resume equals a straight run, bit for bit",
     "learns": "the loss falls on a toy task",
+    "open": "an open model answers for classes that training never named",
 }
 _CHECKS: dict[str, Callable[[Method], None]] = {
     "frozen": _frozen,
     **{name: _with_loop(check) for name, check in (("names", _names), ("inputs", _inputs))},
     **{name: _with_loop(check) for name, check in (("padding", _padding), ("wire", _wire))},
     **{name: _with_loop(check) for name, check in (("stacked", _stacked), ("order", _order))},
-    **{name: _with_loop(check) for name, check in (("resume", _resume), ("learns", _learns))},
+    **{name: _with_loop(check) for name, check in (("resume", _resume), ("learns", _learns), ("open", _open))},
 }

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 from promptfed.core import options
 from promptfed.core.errors import PromptFedError, choice
 from promptfed.federation import guard_options
+from promptfed.federation.evaluate import NOVEL, sets_of
 from promptfed.runs import catalogue, nested
 from promptfed.runs.filling import as_table, fill_backbone, fill_method, fill_named, make_method
 from promptfed.runs.learning import check_train, fill_schedule, fill_stop, fill_train
 from promptfed.runs.nested import NestedTable
 from promptfed.runs.recipe import DEFAULTS, PROMPTED, TABLES, EvaluateOptions, FleetOptions
 from promptfed.runs.recipe import Recipe as Recipe
+from promptfed.runs.selecting import check_selection, fill_data, selection
 from promptfed.runs.sources import read_source
 from promptfed.runs.sweeps import combinations
 
@@ -81,8 +83,8 @@ def resolve(content: Mapping[str, Any], where: str = "the recipe") -> Recipe:
     """
     recipe = _with_backbone(_typed(content, where))
     check_device(recipe.device)
-    for part, known in (("data", catalogue.datasets()), ("partition", catalogue.partitions())):
-        fill_named(getattr(recipe, part), part, known)
+    fill_data(recipe.data, catalogue.datasets())
+    fill_named(recipe.partition, "partition", catalogue.partitions())
     method, prompt = fill_method(recipe.method, recipe.prompt)
     recipe = replace(
         recipe,
@@ -91,12 +93,21 @@ def resolve(content: Mapping[str, Any], where: str = "the recipe") -> Recipe:
         backbone=fill_backbone(recipe.backbone),
         schedule=fill_schedule(recipe),
         fleet=as_table(options.make(FleetOptions, recipe.fleet, "fleet")),
-        evaluate=as_table(options.make(EvaluateOptions, recipe.evaluate, "evaluate")),
+        evaluate=_fill_evaluate(recipe),
         guards=guard_options.filled(recipe.guards),
     )
     check_train(recipe)
     recipe = _with_data(replace(recipe, stop=fill_stop(recipe)), content)
     return _fitting(recipe)
+
+
+def _fill_evaluate(recipe: Recipe) -> NestedTable:
+    """Fill in how clients are evaluated; the key of other images than their own is there only if there are any."""
+    table = as_table(options.make(EvaluateOptions, recipe.evaluate, "evaluate"))
+    sets = "+".join(sets_of(table.pop("sets")))
+    if NOVEL in sets_of(sets) and selection(recipe.data).half == "all":
+        raise PromptFedError("evaluate.sets=novel tests on classes that training never names; set data.half=base.")
+    return table | ({"sets": sets} if sets else {})
 
 
 def _with_data(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
@@ -107,9 +118,10 @@ def _with_data(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
 
     recipe = fit_to_data(recipe, given)
     _check_clients(recipe)
+    check_selection(recipe)
     return replace(
         recipe,
-        data=fill_named(recipe.data, "data", DATASETS),
+        data=fill_data(recipe.data, DATASETS),
         partition=fill_named(recipe.partition, "partition", PARTITIONS),
     )
 
@@ -124,9 +136,24 @@ def _fitting(recipe: Recipe) -> Recipe:
     if metric != "accuracy" and not classifies(made):
         name = recipe.method["name"]
         raise PromptFedError(f"evaluate.metric={metric} needs a classifier, which {name} is not; use accuracy.")
+    _check_sets(recipe, made)
     founders = recipe.per_round or recipe.clients - recipe.newcomers
     guards.check(recipe.guards, made, min(founders, recipe.newcomers or founders))
     return replace(recipe, train=fill_train(recipe, made))
+
+
+def _check_sets(recipe: Recipe, method: "Method") -> None:
+    """Refuse tests that the method has no answers for."""
+    from promptfed.core.method import classifies
+
+    sets, name = sets_of(str(recipe.evaluate.get("sets", ""))), recipe.method["name"]
+    if sets and not classifies(method):
+        raise PromptFedError(f"evaluate.sets needs a classifier, which {name} is not; leave it out.")
+    if NOVEL in sets and not method.traits.open:
+        raise PromptFedError(
+            f"{name} as it is set here learns something for each class, so it has no answer for classes that training "
+            "never named; leave novel out of evaluate.sets."
+        )
 
 
 def _typed(content: Mapping[str, Any], where: str) -> Recipe:

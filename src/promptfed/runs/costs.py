@@ -281,7 +281,7 @@ def _total(plan: Plan, loop: Loop, trial: _Trial, loading: float, server: float,
         steps=total,
         step_seconds=trial.step / max(1, len(trial.asked)),
         training_seconds=seconds,
-        testing_seconds=trial.test * tests,
+        testing_seconds=trial.test * tests * (1 + loop.beyond.images / max(1, sum(map(len, loop.shards.rows["test"])))),
         server_seconds=server * settings.total,
         loading_seconds=loading,
     )

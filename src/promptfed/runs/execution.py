@@ -141,7 +141,7 @@ def _restore(plan: Plan, loop: Loop, sources: Mapping[str, str]) -> None:
         write_text(stored, sealed_toml(recipe.to_toml()))
 
 
-def _last_tests(loop: Loop) -> tuple[Score | None, Score | None]:
+def _last_tests(loop: Loop) -> tuple[Line | None, Score | None]:
     """Return the scores of the final state after the method's own adaptation, and after one more local training."""
     trainings = len(loop.everyone) * (adapts(loop.method) + loop.settings.after)
     if not trainings:

@@ -87,7 +87,7 @@ def _prompted(method: "Method", prompt: NestedTable) -> "WithFrame":
 
     if "prompt" in options.hints(type(method)):
         raise PromptFedError(f"{method.name} has a prompt of its own: set method.prompt and method.size, not [prompt].")
-    if method.traits.reads == "features":
+    if method.traits.reads != "pixels":
         raise PromptFedError(
             f"{method.name} reads features that are computed once, and [prompt] changes pixels; leave [prompt] out."
         )

@@ -28,6 +28,7 @@ from promptfed.runs import config, planning
 from promptfed.runs.config import Recipe
 from promptfed.runs.learning import training_of
 from promptfed.runs.planning import Plan
+from promptfed.runs.selecting import own_keys
 
 UNKNOWN = (32, 32)  # the size of images that are not needed; a model draws pictures of its own size
 
@@ -102,7 +103,7 @@ class FinishedRun:
     @cached_property
     def sides(self) -> tuple[int, int]:
         """Return the height and width of its images."""
-        given = dict(self.recipe.data)
+        given = own_keys(self.recipe.data)
         return find_sides(str(given.pop("name")), **given)
 
     @cached_property

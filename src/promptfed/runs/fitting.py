@@ -14,6 +14,7 @@ from promptfed.data.partitioners import Dirichlet
 from promptfed.data.photos import Photo
 from promptfed.runs.filling import fill_named
 from promptfed.runs.recipe import Recipe
+from promptfed.runs.selecting import own_keys
 
 LISTED = tuple(kind.name for kind in OWN_KINDS)  # a user's own photographs, which are listed before they are read
 IMAGES_EACH = 10  # a client should have so many training images, where the number of clients is not given
@@ -32,7 +33,7 @@ def fit_to_data(recipe: Recipe, given: Container[str]) -> Recipe:
 
 def _divided(recipe: Recipe, given: Container[str]) -> Recipe:
     """Return the recipe with one client per site, if its photographs come from several, else with what suits them."""
-    options = fill_named(recipe.data, "data", DATASETS)
+    options = fill_named(own_keys(recipe.data), "data", DATASETS)
     own = own_photos(find_dataset(str(options.pop("name")), options))
     photos = own.album().photos if own else ()
     sites = len({photo.domain for photo in photos})
@@ -54,7 +55,7 @@ def _suitable(photos: Sequence[Photo], most: int) -> int:
 def _one_per_domain(recipe: Recipe) -> Recipe:
     """Return the recipe with as many clients as its data set has domains, less the one that is left out."""
     unseen = fill_named(recipe.partition, "partition", PARTITIONS)["unseen"]
-    options = fill_named(recipe.data, "data", DATASETS)
+    options = fill_named(own_keys(recipe.data), "data", DATASETS)
     name = str(options.pop("name"))
     domains = find_domains(name, **options)
     if unseen and unseen not in domains:

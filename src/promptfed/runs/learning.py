@@ -49,7 +49,7 @@ def fill_train(recipe: Recipe, method: "Method") -> NestedTable:
 
     found = check_train(recipe)
     name = recipe.method["name"]
-    if Augment.parse(found.augment, "train.augment") and method.traits.reads == "features":
+    if Augment.parse(found.augment, "train.augment") and method.traits.reads != "pixels":
         raise PromptFedError(
             f"{name} reads features that are computed once, and train.augment changes images; leave train.augment out, "
             "or choose a method that reads images, such as fedvpt."

@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from promptfed.backbones import BACKBONES
-from promptfed.backbones.cached import Cached
+from promptfed.backbones.cached import behind
 from promptfed.backbones.digest import digest_weights
 from promptfed.core import options
 from promptfed.core.errors import PromptFedError
-from promptfed.core.method import Method, Task
+from promptfed.core.method import Method, Task, dense
 from promptfed.core.ranks import ALONE, Ranks
 from promptfed.core.tree import Tree
 from promptfed.data import open_dataset
@@ -22,10 +22,13 @@ from promptfed.data.batches import Pool, Shards
 from promptfed.data.dataset import Dataset
 from promptfed.data.digest import digest_images
 from promptfed.data.domain_partitioners import domain_last
-from promptfed.data.features import features_of, views_of
+from promptfed.data.features import features_of, patches_of, views_of
 from promptfed.data.partition import POOLED, Partition, make_partition
+from promptfed.data.selection import of_other_classes
 from promptfed.data.split import evaluated_on, validated
 from promptfed.federation import guards
+from promptfed.federation.beyond import Beyond
+from promptfed.federation.evaluate import sets_of
 from promptfed.federation.fleet import Fleet, OneByOne, Stacked
 from promptfed.federation.guards import Guards
 from promptfed.federation.loop import Loop, Settings, rng_for
@@ -36,6 +39,7 @@ from promptfed.results.folder.record import Record
 from promptfed.runs import config
 from promptfed.runs.learning import held_out, stopping_of, training_of
 from promptfed.runs.recipe import EvaluateOptions, FleetOptions, Recipe
+from promptfed.runs.selecting import own_keys, selected, selected_each
 
 IMAGES, WEIGHTS = "images", "frozen weights"  # what a checkpoint has digests of
 
@@ -79,9 +83,10 @@ def digests(plan: Plan) -> dict[str, str]:
 
 def _find_images(recipe: Recipe) -> Dataset:
     """Load the recipe's data set with its evaluation split; a domain that is left out becomes the last one."""
-    given, unseen = dict(recipe.data), recipe.partition.get("unseen")
+    given, unseen = own_keys(recipe.data), recipe.partition.get("unseen")
     dataset = open_dataset(str(given.pop("name")), **given)
     dataset = evaluated_on(dataset, "test" if _pooled(recipe) else recipe.evaluate["split"], recipe.seed)
+    dataset = selected(dataset, recipe)
     return domain_last(dataset, str(unseen)) if unseen else dataset
 
 
@@ -93,7 +98,7 @@ def _divide(recipe: Recipe, dataset: Dataset, saved: Path | None) -> Partition:
     partition = make_partition(name, {} if name.startswith("file:") else rule, dataset, recipe.clients, recipe.seed)
     if _pooled(recipe) and recipe.evaluate["split"] == "val" and not again:
         partition = validated(partition, dataset, recipe.seed)
-    return partition
+    return partition if again else selected_each(partition, dataset, recipe)
 
 
 def _pooled(recipe: Recipe) -> bool:
@@ -127,12 +132,12 @@ def make_task(recipe: Recipe, sides: tuple[int, int], classes: tuple[str, ...], 
     if "names" in options.hints(kind):  # a text tower reads the classes' names
         fixed["names"] = classes
     backbone: Any = options.make(kind, given, "backbone", fixed)
-    return Task(backbone.to(device), classes, recipe.clients - recipe.newcomers, recipe.rounds)
+    return Task(backbone.to(device), classes, recipe.clients - recipe.newcomers, recipe.rounds, recipe.seed)
 
 
 def task_for(method: Method, task: Task) -> Task:
     """Return the task as the method sees it: with features computed once, if it reads those."""
-    return replace(task, backbone=Cached(task.backbone)) if method.traits.reads == "features" else task
+    return replace(task, backbone=behind(task.backbone, method.traits.reads))
 
 
 def make_loop(plan: Plan, record: Record, *, secret_draw: bool = True) -> Loop:
@@ -194,6 +199,7 @@ def make_loop(plan: Plan, record: Record, *, secret_draw: bool = True) -> Loop:
         guarded,
         stopping_of(recipe),
         fleet_of(shards_of(validation)) if validation else None,
+        Beyond.of(sets_of(evaluate.sets), task, partition.test, dataset.others, of_other_classes(dataset)),
         ranks,
     )
 
@@ -260,6 +266,8 @@ def _pool(plan: Plan) -> Pool:
         name = plan.recipe.method["name"]
         wanted = plan.method.backbone
         raise PromptFedError(f"Method {name} reads the features of a pretrained backbone; set backbone.name={wanted}.")
+    if plan.method.traits.reads == "patches":
+        return Pool(plan.dataset, plan.device, patches_of(plan.dataset, dense(plan.task), plan.device, plan.ranks))
     features = features_of(plan.dataset, backbone, plan.device, plan.ranks)
     views = (
         {"views": views_of(plan.dataset, backbone, plan.device, plan.method.traits.views, plan.ranks)}

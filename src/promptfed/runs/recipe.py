@@ -33,6 +33,7 @@ class EvaluateOptions:
     personal: bool = True  # false: before the last round, evaluate only the server's own model
     after: bool = True  # at the end, also evaluate every client after one more local training
     split: Literal["test", "val"] = "test"  # val: choose settings on validation images, never on test images
+    sets: str = ""  # what else every client's model is tested on: own-names, neighbour, base, novel, joined by "+"
     metric: Literal["accuracy", "balanced_accuracy", "macro_f1", "auroc", "ece"] = "accuracy"  # what comes first
 
 
@@ -92,6 +93,8 @@ class Recipe:
         return "sha256:" + hashlib.sha256(nested.to_toml(content).encode()).hexdigest()
 
 
+_WORDS = ("relic", "fedti", "fedcpw", "fedproto", "ti-local", "ti-central")
+_WORD_KEYS = {"branch_lr": 0.0, "weight_decay": 0.0, "bias": True, "visual": "given"}
 # Keys added after the first runs: at these values a recipe keeps the fingerprint it had without them. "NAME:KEY" is
 # a key that was added to one method or one partition only.
 ADDED_KEYS = {
@@ -104,9 +107,14 @@ ADDED_KEYS = {
     "partition.unseen": "",
     "partition.draw": "seed",
     "pfllib-iid:partition.balanced": False,
+    "domain-dirichlet:partition.balanced": False,
     "evaluate.metric": "accuracy",
     "method.tune_epochs": 0,
     "method.test_prompt": "own",
+    **{f"{name}:method.rest": "sum" for name in ("fedapt", "promptfl", "fedclip")},
+    **{f"{name}:method.intra": "kl" for name in ("promptfl", "fedclip")},
+    **{f"{name}:method.{key}": default for name in _WORDS for key, default in _WORD_KEYS.items()},
+    "pfedpg:method.descriptors": "unit",
     "per-fedavg:method.drop_last": False,
     "fedrep:method.drop_last": False,
     "fedbabu:method.drop_last": False,

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from promptfed.backbones.cached import Cached
+from promptfed.backbones.cached import behind, seen
 from promptfed.core import keys, tree
 from promptfed.core.errors import PromptFedError
 from promptfed.core.protocols import Batch, Draw
@@ -51,10 +51,8 @@ def forward(served: ServedBundle, own: Tree, facts: Tree, salts: Tree, pixels: T
     """Return logits [C, B, classes]; all that changes from batch to batch is an argument, so it can be recorded."""
     scale, shift = served.pixels
     x = torch.addcmul(shift, pixels.float(), scale).movedim(-1, -3)  # [C, B, 3, H, W]
-    task = served.task
-    if served.method.traits.reads == "features":
-        x = task.backbone.features({}, x)
-        task = replace(task, backbone=Cached(task.backbone))
+    backbone, reads = served.task.backbone, served.method.traits.reads
+    x, task = seen(backbone, reads, x), replace(served.task, backbone=behind(backbone, reads))
     params = tree.pick(own | served.shared, served.about.order)
     return served.method.predict(task, params, _batch(served, x, pixels.shape[:2], facts, salts))
 

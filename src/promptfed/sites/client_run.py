@@ -21,6 +21,7 @@ from promptfed.results.folder.record import Record
 from promptfed.runs import config, nested
 from promptfed.runs.config import Recipe
 from promptfed.runs.planning import Plan, digests, make_loop, make_task, pick_device
+from promptfed.runs.selecting import own_keys, selected
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,10 @@ def own_data(source: str, recipe: Recipe) -> Dataset:
         name = f"folder:{name}"
     elif ":" not in name and name.endswith((".npz", ".csv")):
         name = f"{name[-3:]}:{name}"
-    options = {key: value for key, value in recipe.data.items() if key != "name"}
-    same = str(recipe.data["name"]).partition(":")[0] == name.partition(":")[0]
+    options = own_keys(recipe.data)
+    same = str(options.pop("name")).partition(":")[0] == name.partition(":")[0]
     dataset = open_dataset(name, **(options if same else {}))
-    return evaluated_on(dataset, recipe.evaluate["split"], recipe.seed)
+    return selected(evaluated_on(dataset, recipe.evaluate["split"], recipe.seed), recipe)
 
 
 def blank_dataset(shape: tuple[int, int], classes: tuple[str, ...]) -> Dataset:

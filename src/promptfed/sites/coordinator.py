@@ -133,6 +133,12 @@ def create(folder: Path, recipe: Recipe, federation: Federation) -> None:
         raise PromptFedError(
             f"evaluate.metric={metric} needs the answer for every test image, which never leaves a site; use accuracy."
         )
+    if "half" in recipe.data:
+        raise PromptFedError("data.half is not supported over sites, each of which names its own; leave it out.")
+    if "sets" in recipe.evaluate:
+        raise PromptFedError(
+            "evaluate.sets tests clients on each other's images, which never leave a site; leave it out."
+        )
     if recipe.stop:
         raise PromptFedError("stop.patience is not supported over sites; leave it out, and set rounds.")
     if recipe.guards.get("noise") and recipe.guards["entropy"] != "system":

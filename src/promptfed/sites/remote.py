@@ -14,6 +14,7 @@ from promptfed.core.errors import PromptFedError
 from promptfed.core.files import write_sealed
 from promptfed.core.tree import Tree
 from promptfed.federation.answers import Answers
+from promptfed.federation.beyond import OtherImages
 from promptfed.federation.fleet import QUIET, Download, Fitted
 from promptfed.results.folder import names
 from promptfed.results.folder.parts import read_json
@@ -178,6 +179,7 @@ class RemoteFleet:
         *,
         adapt: bool,
         answers: Answers | None = None,  # hears nothing: answers for single images never leave a site
+        sets: Sequence[OtherImages] = (),  # other images than its own are not there to test on
     ) -> Tree:
         """Return sums [C] of every client's model over its own test images; zero for one that gives no answer."""
         down = download(clients)

@@ -1,14 +1,14 @@
 """A model as one function of images: bytes in, probabilities out; nothing of PromptFed is left in its graph."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from promptfed.analysis.predict import Model
-from promptfed.backbones.cached import Cached
+from promptfed.backbones.cached import behind, seen
 from promptfed.core import tree
-from promptfed.core.method import Task
 from promptfed.core.tree import Tree
 from promptfed.data.dataset import Images
 
@@ -32,9 +32,8 @@ class Network(torch.nn.Module):
         batch = {name.removeprefix(DRAW): value for name, value in every.items() if name.startswith(DRAW)}
         task = self.model.task
         x = torch.addcmul(self.shift, images.float(), self.scale).movedim(-1, -3)
-        if self.model.method.traits.reads == "features":
-            x = task.backbone.features({}, x)
-            task = Task(Cached(task.backbone), task.classes, task.num_clients)
+        reads = self.model.method.traits.reads
+        x, task = seen(task.backbone, reads, x), replace(task, backbone=behind(task.backbone, reads), captured={})
         facts = {name: value for name, value in self.model.facts.items() if name != "client"}
         params = tree.pick(every, self.order)
         return self.model.method.predict(task, params, batch | facts | {"x": x}).float().softmax(-1)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from promptfed.analysis.figures.inspection import Inspection, look
+from promptfed.backbones.cached import seen
 from promptfed.core.errors import PromptFedError
 from promptfed.core.protocols import Batch
 from promptfed.core.tree import Tree
@@ -31,16 +32,16 @@ def blank_batch(run: FinishedRun, client: int, images: Images) -> Batch:
     nothing = np.zeros(len(images), np.int64)
     given = replace(run.dataset, images=images, labels=nothing, test=nothing > 0, domains=nothing, val=None, used=None)
     pool = Pool(given, run.device)
-    if run.method.traits.reads == "features":
+    if (reads := run.method.traits.reads) != "pixels":
         with torch.no_grad():
-            features = run.image_task.backbone.features({}, pool.images(torch.arange(len(images))))
+            features = seen(run.image_task.backbone, reads, pool.images(torch.arange(len(images))))
         pool = Pool(given, run.device, features)
     return run.batch(client, np.arange(len(images)), pool)
 
 
 def inspect(run: FinishedRun, params: Tree, batch: Batch, *, bare: bool = False) -> Inspection:
     """Return a model's answers with what went on inside it; `bare`: without its prompt."""
-    if run.method.traits.reads == "features":
+    if run.method.traits.reads != "pixels":
         raise PromptFedError(
             f"Method {run.name} reads features that a frozen backbone computed once; this figure needs a method "
             "that sees pixels."

@@ -49,6 +49,22 @@ def lines(curves: Mapping[str, Sequence[tuple[float, float]]], across: str, up: 
     return picture
 
 
+def times(curves: Mapping[str, Sequence[tuple[float, float]]], across: str, up: str) -> Plot:
+    """Draw one curve per name over the logarithm of time."""
+    names, columns, height = _legend(curves)
+    picture = blank(6.4, 3.6 + height)
+    axes = picture.add_subplot()
+    for number, (label, points) in enumerate(zip(names, curves.values(), strict=True)):
+        xs, ys = zip(*points, strict=True)
+        axes.plot(xs, ys, "o-", markersize=3, color=COLOURS[number % len(COLOURS)], label=label)
+    axes.set_xscale("log")
+    axes.set_xlabel(across)
+    axes.set_ylabel(up)
+    _tidy(axes)
+    picture.legend(frameon=False, loc="outside upper left", ncols=columns, fontsize=9)
+    return picture
+
+
 def spreads(curves: Mapping[str, Sequence[tuple[float, float, float]]], across: str, up: str) -> Plot:
     """Draw one curve per name through points (x, y, spread of y), with a bar where the spread is not zero.
 

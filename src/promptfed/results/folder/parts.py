@@ -196,7 +196,14 @@ def _round(raw: Json) -> Round:
         measures=numbers(raw.get("measures") or {}),
         traffic=traffic(raw["traffic"]),
         seconds=float(raw["seconds"]),
+        beyond=beyond(raw),
     )
+
+
+def beyond(raw: Json) -> dict[str, float]:
+    """Return the means over the clients on other images than their own, by set, and the means of these."""
+    means = {name: scored["mean"] for name, scored in (raw.get("sets") or {}).items()}
+    return numbers(means | {name: raw.get(name) for name in ("hm", "cm")})
 
 
 def scores(raw: Json | None) -> Scores | None:

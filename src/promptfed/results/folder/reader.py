@@ -1,7 +1,7 @@
 """Read a run folder into one frozen value."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from promptfed.results.folder import names
 from promptfed.results.folder.metrics import Metrics, parse_metrics
 from promptfed.results.folder.parts import (
     Json,
+    beyond,
     find_drawn_figures,
     find_pictures,
     number,
@@ -64,6 +65,7 @@ class RunFolder:
     seconds: float
     images_per_second: float | None
     metrics: Metrics | None = None
+    beyond: Mapping[str, float] = field(default_factory=dict)  # means on other images: SET, and hm and cm
     stopped: str = ""  # why it ended before its last round, if it did
 
     @property
@@ -206,6 +208,7 @@ def _finished(path: Path, raw: Json, recipe: Json) -> dict[str, Any]:
             "seconds": float(raw["seconds"]),
             "images_per_second": number(raw.get("images_per_second")),
             "metrics": parse_metrics(raw.get("metrics")),
+            "beyond": beyond(accuracy),
             "stopped": str(raw.get("stopped", "")),
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -247,6 +250,7 @@ def _unfinished(recipe: Json, rounds: tuple[Round, ...], partition: Holdings | N
         ),
         "seconds": sum(one.seconds for one in rounds),
         "images_per_second": None,
+        "beyond": next((one.beyond for one in reversed(rounds) if one.beyond), {}),
     }
 
 

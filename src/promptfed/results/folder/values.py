@@ -1,7 +1,7 @@
 """What the files of a run folder say, as frozen values."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ClientMatrix = tuple[tuple[float, ...], ...]  # a row per client
@@ -46,6 +46,7 @@ class Round:
     measures: Mapping[str, float]
     traffic: Traffic
     seconds: float
+    beyond: Mapping[str, float] = field(default_factory=dict)  # means on other images: SET, and hm and cm
 
 
 @dataclass(frozen=True)

@@ -78,12 +78,18 @@ _WORDS = (
     Column("word", "global S*, sent S^c (what the server sees), client S^c*", ("word",), numeric=False),
     Column("client", "", ("client",)),
     Column("FID", "lower is better", ("fid",)),
-    Column("KID", "× 1000, lower is better", ("kid",)),
+    Column("KID", "× 1000, lower is better; ± its standard error", ("kid", "kid_error")),
     Column("image", "mean cosine with the real images", ("image",)),
     Column("text", 'mean cosine with "a photo of a {class}."', ("text",)),
     Column("real / drawn", "how many images were compared", ("real", "drawn")),
     Column("note", "", ("note",), numeric=False),
 )
+
+
+def _kid(value: float | None, error: float | None) -> Cell:
+    """Return KID × 1000 with its standard error, which files of older versions do not have."""
+    shown = "–" if value is None else f"{1000 * value:.2f}" + ("" if error is None else f" ± {1000 * error:.2f}")
+    return Cell(shown, tuple("" if one is None else f"{1000 * one}" for one in (value, error)))
 
 
 def words(found: Sequence[Json]) -> Table:
@@ -94,7 +100,7 @@ def words(found: Sequence[Json]) -> Table:
             texts = [str(one["method"]), str(line["word"]), str(line.get("client", "–"))]
             numbers = [
                 _number(line["fid"], ".2f"),
-                _number(None if line["kid"] is None else 1000 * line["kid"], ".2f"),
+                _kid(line["kid"], line.get("kid_error")),
                 _number(line["image"], ".3f"),
                 _number(line["text"], ".3f"),
             ]

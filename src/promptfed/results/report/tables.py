@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import mean, stdev
 from typing import Any
 
@@ -178,6 +179,7 @@ def _compared(runs: Sequence[RunFolder]) -> tuple[Measure, ...]:
         *(_BEYOND[name] for name in (first, f"worst_{first}") if name in _BEYOND),
         _mean(" (so are worst, p10 and weighted)"),
         *([_BEFORE] if adapting else []),
+        *(measure for name, measure in _OTHERS.items() if any(name in run.beyond for run in runs)),
         *([_NEWCOMERS] if any(run.newcomers is not None for run in runs) else []),
         *_MORE,
         # Methods that adapt are not used as received, so their best round is not ranked.
@@ -197,6 +199,10 @@ def _by_domain(run: RunFolder) -> float | None:
     return mean(each) if each else None
 
 
+def _on_others(name: str, run: RunFolder) -> float | None:
+    return run.beyond.get(name)
+
+
 def best_round(run: RunFolder) -> float | None:
     """Return what stands beside a paper's best round: only the last round is tested as adapted."""
     return run.scores.weighted if run.adapts and run.scores else run.best_weighted
@@ -205,6 +211,17 @@ def best_round(run: RunFolder) -> float | None:
 _BEFORE = _accuracy(
     "before", "mean as received, before that adaptation", lambda run: run.before.mean if run.before else None
 )
+_OTHERS = {
+    name: _accuracy(name, legend, partial(_on_others, name))
+    for name, legend in (
+        ("own-names", "mean on the own test images, only the classes that a client trains on being named"),
+        ("neighbour", "mean on the other clients' test images"),
+        ("base", "mean on all clients' test images"),
+        ("novel", "mean on test images of classes that training never named"),
+        ("hm", "harmonic mean of base and novel"),
+        ("cm", "mean of the own images' mean and hm"),
+    )
+}
 _NEWCOMERS = _accuracy(
     "newcomers", "mean of the clients that joined after the others, counted in mean too", lambda run: run.newcomers
 )
@@ -239,7 +256,7 @@ _BEYOND = {
 }
 ACCURACIES = {
     measure.column.title: measure
-    for measure in (_mean(), _BEFORE, *_MORE, _BEST_ROUND, _BEST_LOCAL, _DOMAINS, *_BEYOND.values())
+    for measure in (_mean(), _BEFORE, *_MORE, _BEST_ROUND, _BEST_LOCAL, _DOMAINS, *_OTHERS.values(), *_BEYOND.values())
 }
 _HEADLINE = (
     _mean(),

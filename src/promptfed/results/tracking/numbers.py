@@ -25,6 +25,10 @@ def of_round(line: Mapping[str, Any], own: bool) -> Numbers:
     """Return the finite numbers of a round's line, named TABLE/NUMBER."""
     found: Numbers = {"participants": float(len(line["clients"]))}
     found |= {name: line[name] for name in LONE if _finite(line.get(name))}
+    found |= {
+        f"beyond/{name}": part["mean"] for name, part in (line.get("sets") or {}).items() if _finite(part["mean"])
+    }
+    found |= {f"beyond/{name}": line[name] for name in ("hm", "cm") if name in line}
     for table in TABLES:
         inner = line.get(table) or {}
         if table == "deployed" and own:

@@ -1,0 +1,8 @@
+"""How long a finished run would have taken over other links and devices, from its recorded traffic and work.
+
+| module | holds |
+|---|---|
+| `links` | what links and devices are like: the profiles by name, and those of a user's own |
+| `timeline` | when each round would have ended, and what it would have waited for |
+| `drawing` | accuracy over hours, a line per run |
+"""
