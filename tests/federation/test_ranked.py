@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from promptfed.core.method import Method
+from promptfed.core.ranks import Ranks
 from promptfed.federation.ranked import deal
 from promptfed.methods.fedapt import FedAPT
 from promptfed.methods.fedavg import FedAvg
@@ -16,7 +18,7 @@ from promptfed.methods.promptfl import PromptFL
 from promptfed.methods.relic import RELIC
 from promptfed.runs.checks import toy_loop
 from support.loops import make
-from support.ranked import Case, differences
+from support.ranked import Case, differences, together
 
 SHARED: Method = FedAvg(lr=0.05, epochs=1, batch=8, momentum=0.5)
 OWN: Method = PFedPT(lr=0.05, epochs=1, prompt_epochs=1, batch=8)
@@ -56,6 +58,25 @@ CASES: dict[str, Case] = {
 def test_everything_is_as_in_one_process(size: int, tmp_path: Path) -> None:
     found = differences(size, CASES, tmp_path)
     assert {name: what for name, what in found.items() if what} == {}
+
+
+def test_the_leader_may_aggregate_for_all(tmp_path: Path) -> None:
+    some = ("pfedpg", "nothing is sent", "sampling", "only the server's model", "newcomers", "krum", "central noise")
+    found = differences(2, {name: CASES[name] for name in some}, tmp_path, alike=False)
+    assert {name: what for name, what in found.items() if what} == {}
+
+
+def secret_noise(ranks: Ranks, folder: Path) -> None:
+    """Hold that all processes have the server's tree with the noise that only one of them has drawn."""
+    guards = {"clip": 1.0, "noise": 0.1, "entropy": "system"}
+    loop = make(SHARED, folder, ranks=ranks, guards=guards)
+    loop.server, _ = loop.round(0)
+    told = ranks.told({name: value.numpy() for name, value in loop.server.items()})
+    assert all(np.array_equal(one[name], told[0][name]) for one in told for name in told[0])
+
+
+def test_secret_noise_is_drawn_once(tmp_path: Path) -> None:
+    assert together(2, secret_noise, tmp_path / "run") == [0, 0]
 
 
 def test_a_comparison_sees_the_last_bit(tmp_path: Path) -> None:

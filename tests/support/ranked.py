@@ -123,9 +123,9 @@ def run(loop: Loop) -> tuple[list[dict[str, Any]], object, Predictions | None]:
     return plain(loop.record.rounds), (loop.adapted(), loop.after()), loop.predictions()
 
 
-def compare(ranks: Ranks, cases: Mapping[str, Case], folder: Path, exact: bool) -> None:
+def compare(ranks: Ranks, cases: Mapping[str, Case], folder: Path, exact: bool, alike: bool) -> None:
     """Run every case shared and, on the leader, alone; write what differs to found.json."""
-    found = {}
+    found, ranks.alike = {}, alike
     for number, (name, (make, method, more)) in enumerate(cases.items()):
         many = make(method, folder / f"{number}-many", ranks=ranks, **more)
         shared = run(many)
@@ -158,9 +158,11 @@ def _same_answers(one: Predictions | None, other: Predictions | None) -> bool:
     return all(np.array_equal(value, vars(other)[name]) for name, value in vars(one).items())
 
 
-def differences(size: int, cases: Mapping[str, Case], folder: Path, *, exact: bool = True) -> dict[str, list[str]]:
-    """Return what differs between one process and so many, for every case."""
-    assert together(size, compare, cases, folder, exact, patience=200) == [0] * size
+def differences(
+    size: int, cases: Mapping[str, Case], folder: Path, *, exact: bool = True, alike: bool = True
+) -> dict[str, list[str]]:
+    """Return what differs between one process and so many, for every case; if not `alike`, the leader aggregates."""
+    assert together(size, compare, cases, folder, exact, alike, patience=200) == [0] * size
     found: dict[str, list[str]] = json.loads((folder / "found.json").read_text())
     assert found.keys() == cases.keys()
     return found
