@@ -54,14 +54,23 @@ CASES: dict[str, Case] = {
 }
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+QUICK = ("pfedpg", "sampling", "spilling", "newcomers", "early stopping", "clip and local noise", "a secure sum")
+
+
+def test_some_things_are_as_in_one_process(tmp_path: Path) -> None:
+    found = differences(2, {name: CASES[name] for name in QUICK}, tmp_path)
+    assert {name: what for name, what in found.items() if what} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
 def test_everything_is_as_in_one_process(size: int, tmp_path: Path) -> None:
     found = differences(size, CASES, tmp_path)
     assert {name: what for name, what in found.items() if what} == {}
 
 
 def test_the_leader_may_aggregate_for_all(tmp_path: Path) -> None:
-    some = ("pfedpg", "nothing is sent", "sampling", "only the server's model", "newcomers", "krum", "central noise")
+    some = ("nothing is sent", "sampling where clients keep nothing", "only the server's model", "krum")
     found = differences(2, {name: CASES[name] for name in some}, tmp_path, alike=False)
     assert {name: what for name, what in found.items() if what} == {}
 

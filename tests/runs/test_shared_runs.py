@@ -173,11 +173,6 @@ def hangs(group: Group, pipe: Path) -> None:
         held.write(b"x")
 
 
-def test_an_error_in_one_is_an_error_in_all() -> None:
-    assert together(3, fails_in_one) == [0, 0, 0]
-    assert together(2, fails_strangely) == [0, 0]
-
-
 def test_who_does_not_answer_is_not_waited_for_in_vain(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert together(2, hangs, tmp_path / "pipe", patience=1) == [0, 0]
@@ -229,6 +224,10 @@ def concludes(group: Group) -> None:
     assert not group.unanimous(None if group.rank else 3)
 
 
+def all_of_this(group: Group) -> None:
+    for some in (says_much, concludes, fails_in_one, fails_strangely):
+        some(group)
+
+
 def test_what_they_say_to_each_other() -> None:
-    assert together(3, says_much) == [0, 0, 0]
-    assert together(3, concludes) == [0, 0, 0]
+    assert together(3, all_of_this) == [0, 0, 0]
