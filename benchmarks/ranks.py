@@ -22,8 +22,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.multiprocessing as multiprocessing
 from round_speed import made_up
+from torch.multiprocessing.spawn import spawn
 
 from promptfed.core import tree
 from promptfed.core.group import Group
@@ -120,7 +120,7 @@ def measure(args: argparse.Namespace, size: int) -> dict[str, dict[str, list[flo
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(process, (size, port, args, Path(folder)), nprocs=size)
+        spawn(process, (size, port, args, Path(folder)), nprocs=size)
         result: dict[str, dict[str, list[float]]] = json.loads((Path(folder) / "found.json").read_text())
     return result
 

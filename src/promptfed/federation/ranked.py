@@ -68,7 +68,8 @@ class RankedFleet:
     def fit(self, round: int, clients: Tensor, down: Tree, *, keep: bool = True, test: bool = True) -> Fitted:  # noqa: A002
         """Train the clients from `down` [C, ...]; their personal trees change only if `keep`."""
         places = self._places(clients, "train")
-        mine, up, told = places[self.ranks.rank], Tree(), ({}, {}, 0)
+        mine, up = places[self.ranks.rank], Tree()
+        told: tuple[dict[str, Any], dict[str, Any], int] = ({}, {}, 0)  # measures, tested, images
         self._all = len(clients)
         with self.ranks.together():
             if len(mine):
