@@ -83,8 +83,7 @@ def launch(words: list[str], count: int, patience: float, folder: Path, *, gpus:
         from promptfed.runs.joining import check_gpus
 
         check_gpus(count)
-    # what is the matter the processes say themselves
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    logging.disable(logging.CRITICAL)  # what is the matter the processes say themselves
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     if sys.platform == "linux":  # they are all here: no one else is to hear them
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
