@@ -1,5 +1,7 @@
 """Every method keeps every promise, in every variant; a failure names the method and the promise."""
 
+from pathlib import Path
+
 import pytest
 
 from promptfed.core.method import Method
@@ -35,8 +37,9 @@ from promptfed.methods.singleset_full import SingleSetFull
 from promptfed.methods.singleset_vpt import SingleSetVPT
 from promptfed.methods.vit_full import ViTFull
 from promptfed.methods.vit_tuning import ViTTuning
-from promptfed.runs.checks import PROMISES, check_method
+from promptfed.runs.checks import PROMISES, check_method, toy_loop
 from promptfed.runs.registry import methods
+from support.ranked import Case, differences
 
 # fewer epochs than the defaults: the promises are the same, the suite is faster
 VARIANTS: dict[str, Method] = {
@@ -132,3 +135,21 @@ def test_no_method_is_left_out() -> None:
 @pytest.mark.parametrize(("variant", "promise"), CASES)
 def test_promise(variant: str, promise: str) -> None:
     check_method(VARIANTS[variant], only=promise)
+
+
+# -- where several processes share a run ---------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+def test_several_processes_give_the_very_numbers_of_one(size: int, tmp_path: Path) -> None:
+    cases: dict[str, Case] = {name: (toy_loop, method, {}) for name, method in VARIANTS.items()}
+    assert {name: what for name, what in differences(size, cases, tmp_path).items() if what} == {}
+
+
+@pytest.mark.slow
+def test_so_they_do_with_stacks_that_stay_together(tmp_path: Path) -> None:
+    more = {"fleet": "stacked", "width": 2, "per_round": 0}
+    cases: dict[str, Case] = {name: (toy_loop, method, more) for name, method in VARIANTS.items()}
+    # the stacks in which clients are tested are others, so the last digits of a loss may differ
+    assert {name: what for name, what in differences(2, cases, tmp_path, exact=False).items() if what} == {}

@@ -10,7 +10,7 @@ what has changed, not on how many clients there are.
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -25,6 +25,7 @@ from safetensors.torch import save
 from promptfed.core import tree
 from promptfed.core.errors import PromptFedError
 from promptfed.core.files import SEAL
+from promptfed.core.ranks import ALONE, Ranks
 from promptfed.core.tree import Tree
 from promptfed.federation.segments import Layout, Rows, Segment, open_segment, write_segment
 from promptfed.results.folder import names
@@ -103,7 +104,14 @@ class _Stacked:
 class Store:
     """One personal tree per client; a client never seen has the tree `fresh(client)`."""
 
-    def __init__(self, fresh: Callable[[int], Tree], folder: Path, memory_mb: float = 1024) -> None:
+    def __init__(
+        self,
+        fresh: Callable[[int], Tree],
+        folder: Path,
+        memory_mb: float = 1024,
+        ranks: Ranks = ALONE,
+        owner: Sequence[int] = (),  # which process of the run has each client's tree; empty: this one has all
+    ) -> None:
         self._fresh, self._folder, self._limit = fresh, folder, memory_mb * 2**20
         self._most = int(min(max(self._limit / 2, SMALLEST), LARGEST))  # bytes of a file
         self._memory: dict[int, tuple[Tree, int]] = {}  # each with its size, in the order of last use
@@ -114,7 +122,8 @@ class Store:
         self._files: dict[int, Segment | _Stacked] = {}
         self._live: dict[int, int] = {}  # the file's rows that no later file replaces
         self._named: set[int] = set()  # files that a manifest names
-        self._written = 0
+        self._ranks, self._owner = ranks, np.array(owner, np.int32)
+        self._written = self._before(0)
 
     def get(self, client: int) -> Tree:
         """Return the client's tree."""
@@ -160,6 +169,7 @@ class Store:
     def restore(self, manifest: Manifest) -> None:
         """Take over the files of a checkpoint, oldest first: a later file's client replaces an earlier one's."""
         paths = {name: self._folder / name for name in sorted(manifest, key=names.personal_number)}
+        self._named = set(map(names.personal_number, paths))
         small = sum(path.stat().st_size for path in paths.values() if path.is_file()) <= CHECKED_WHOLE
         for name, path in paths.items():
             entry, number = manifest[name], names.personal_number(name)
@@ -170,9 +180,21 @@ class Store:
                 _Stacked(path, np.array(entry["clients"], np.int32), entry) if stacked else open_segment(path, entry)
             )
             self._place(self._files[number].clients, number)
+        if len(self._owner):
+            known = self._where[: len(self._owner)]
+            known[self._owner[: len(known)] != self._ranks.rank] = 0  # the trees of other processes' clients
         self._live = dict.fromkeys(self._files, 0) | _counted(self._where[:, 0])
-        self._named = set(self._files)
-        self._written = max(self._files, default=0)
+        self._written = self._before(max(self._files, default=0))
+
+    def whole(self, manifest: Manifest) -> "Store":
+        """Return a store of all clients as a checkpoint has them, for reading."""
+        store = Store(self._fresh, self._folder, self._limit / 2**20)
+        store.restore(manifest)
+        return store
+
+    def _before(self, last: int) -> int:
+        """Return the number before this process's first file after file `last`: processes number theirs in turn."""
+        return last + 1 + self._ranks.rank - self._ranks.size
 
     def _keep(self, client: int, value: Tree) -> None:
         room = _room(value)
@@ -211,7 +233,7 @@ class Store:
 
     def _write(self, layout: Layout, clients: NDArray[np.int32], rows: Rows) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._written += 1
+        self._written += self._ranks.size
         path = self._folder / names.personal_file(self._written)
         self._files[self._written] = write_segment(path, layout, clients, rows)
         self._place(clients, self._written)

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from promptfed.core import files
 from promptfed.core.errors import PromptFedError
@@ -69,7 +69,7 @@ class Record:
         write_sealed(folder / names.ENVIRONMENT, env)
 
     @classmethod
-    def reopen(cls, folder: Path) -> "Record":
+    def reopen(cls, folder: Path) -> Self:
         """Open the folder of a run to resume it."""
         if not (folder / names.RECIPE).is_file():
             raise PromptFedError(f"{folder} holds no run to resume: {names.RECIPE} is missing.")
@@ -186,6 +186,32 @@ class Record:
 def _names_trees(entry: Mapping[str, object]) -> bool:
     """Say whether this is what a checkpoint says of a file of personal trees."""
     return {"crc32", "index", "rows"} <= entry.keys() or {"crc32", "clients"} <= entry.keys()
+
+
+class Follower(Record):
+    """The record of a process that shares a run with the one that writes: it knows the rounds and writes nothing."""
+
+    def begin(self, recipe: str, env: Mapping[str, object], *, own: bool = False) -> None:
+        """Leave the first files to the leader."""
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Leave the lock to the leader."""
+        yield
+
+    def rewind(self, finished: int) -> None:
+        """Load the `finished` rounds."""
+        self.read(finished)
+
+    def append(self, line: Line) -> None:
+        """Remember a finished round."""
+        self.rounds.append(line)
+
+    def tidy(self, state: Line) -> None:
+        """Leave files that no longer count to the leader."""
+
+    def finish(self, summary: Line) -> None:
+        """Leave the summary to the leader."""
 
 
 def _check_sources(path: Path, stored: object, found: Mapping[str, str]) -> None:
