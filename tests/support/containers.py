@@ -96,7 +96,7 @@ def first_process(started: "subprocess.Popen[bytes]", seconds: float = 60) -> in
     ends, children = time.monotonic() + seconds, Path(f"/proc/{started.pid}/task/{started.pid}/children")
     while started.poll() is None and time.monotonic() < ends:
         found = children.read_text().split()
-        if found and os.readlink(f"/proc/{found[0]}/root") != "/":
+        if found and Path(f"/proc/{found[0]}/root").readlink() != Path("/"):
             return int(found[0])
         time.sleep(0.05)
     raise AssertionError(f"it has not started, or has ended with {started.poll()}")
