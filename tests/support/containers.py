@@ -77,7 +77,8 @@ class Image:
 
     def start_command(self, command: Sequence[str], volumes: Sequence[Volume], log: Path) -> "subprocess.Popen[bytes]":
         """Start any command of the image."""
-        places = [str(part) for volume in volumes for part in volume]
+        hosts = (Path("/etc/hosts"), "/etc/hosts", "ro")  # as Docker gives every container one
+        places = [str(part) for volume in (hosts, *volumes) for part in volume]
         given = [str(self.tree), *places, "--", self.user, str(self.config["WorkingDir"]), *command]
         space = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c", ENTER, "enter"]
         with log.open("ab") as out:
