@@ -36,6 +36,7 @@ from promptfed.backbones.resnet import LoadedResNet, ResNet
 from promptfed.core import options
 from promptfed.core.files import unsealed, unsealed_toml
 from promptfed.federation import loop
+from promptfed.federation.segments import open_segment
 from promptfed.federation.store import Store
 from promptfed.runs import config, registry, resuming
 
@@ -216,7 +217,10 @@ def _checkpoint(folder: Path) -> Iterator[tuple[str, object]]:
     store = Store(lambda client: {}, folder)
     store.restore(personal)
     yield "files beside the committed ones", {path.name for path in folder.iterdir()} - {server, *personal}
-    for client in sorted({client for entry in personal.values() for client in entry["clients"]}):
+    held = {
+        client for name, entry in personal.items() for client in open_segment(folder / name, entry).clients.tolist()
+    }
+    for client in sorted(held):
         yield f"client {client}", _bits(store.get(client))
     yield "server", _bits(load_file(folder / server))
 
