@@ -17,6 +17,7 @@ from promptfed.methods.fedpgp import FedPGP
 from promptfed.methods.fedprox import FedProx
 from promptfed.methods.fedrep import FedRep
 from promptfed.methods.fedrod import FedRoD
+from promptfed.methods.fedtpg import FedTPG
 from promptfed.methods.fedvpt import FedVPT
 from promptfed.methods.fedvpt_d import FedVPTDeep
 from promptfed.methods.head_probe import HeadProbe
@@ -96,6 +97,8 @@ VARIANTS: dict[str, Method] = {
     "fedkgcoop": FedKgCoOp(guide=0.1, tokens=2, lr=0.02, batch=8),
     "fedkgcoop of FedTPG": FedKgCoOp(guide=0.1, over="own", count="clients", tokens=2, lr=0.02, batch=8),
     "fedpgp": FedPGP(tokens=2, rank=2, lr=0.02, epochs=1, batch=8),
+    "fedtpg": FedTPG(tokens=2, lr=0.02, batch=8),
+    "fedtpg naming all classes": FedTPG(over="all", count="images", tokens=2, lr=0.02, batch=8),
     "fedclip": FedCLIP(lr=0.01, batch=8),
     "fedclip of FedAPT": FedCLIP(adapter="sigmoid", optimiser="sgd", lr=0.05, weight_decay=1e-5, batch=8),
     "fedclip in the batch": FedCLIP(against="batch", lr=0.01, batch=8),
