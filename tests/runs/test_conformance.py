@@ -11,6 +11,7 @@ from promptfed.methods.fedavg import FedAvg
 from promptfed.methods.fedbabu import FedBABU
 from promptfed.methods.fedclip import FedCLIP
 from promptfed.methods.fedkgcoop import FedKgCoOp
+from promptfed.methods.fedmaple import FedMaPLe
 from promptfed.methods.fedmtl import FedMTL
 from promptfed.methods.fedotp import FedOTP
 from promptfed.methods.fedper import FedPer
@@ -102,6 +103,8 @@ VARIANTS: dict[str, Method] = {
     "fedtpg naming all classes": FedTPG(over="all", count="images", tokens=2, lr=0.02, batch=8),
     "fedotp": FedOTP(tokens=2, lr=0.02, batch=8),
     "fedotp with balanced transport": FedOTP(transport="balanced", tokens=2, lr=0.02, batch=8),
+    "fedmaple": FedMaPLe(lr=0.02, batch=8),
+    "fedmaple without maps": FedMaPLe(coupled=False, tokens=5, lr=0.02, batch=8),
     "fedclip": FedCLIP(lr=0.01, batch=8),
     "fedclip of FedAPT": FedCLIP(adapter="sigmoid", optimiser="sgd", lr=0.05, weight_decay=1e-5, batch=8),
     "fedclip in the batch": FedCLIP(against="batch", lr=0.01, batch=8),
