@@ -26,6 +26,7 @@ from promptfed.methods.head_probe import HeadProbe
 from promptfed.methods.local_only import Local
 from promptfed.methods.moon import Moon
 from promptfed.methods.per_fedavg import PerFedAvg
+from promptfed.methods.pfedmoap import PFedMoAP
 from promptfed.methods.pfedpg import PFedPG
 from promptfed.methods.pfedpt import PFedPT
 from promptfed.methods.pfedvpt import PFedVPT
@@ -105,6 +106,9 @@ VARIANTS: dict[str, Method] = {
     "fedotp with balanced transport": FedOTP(transport="balanced", tokens=2, lr=0.02, batch=8),
     "fedmaple": FedMaPLe(lr=0.02, batch=8),
     "fedmaple without maps": FedMaPLe(coupled=False, tokens=5, lr=0.02, batch=8),
+    "pfedmoap": PFedMoAP(tokens=2, lr=0.02, epochs=1, batch=8),
+    "pfedmoap with experts at random": PFedMoAP(select="random", experts=2, tokens=2, lr=0.02, epochs=1, batch=8),
+    "pfedmoap without experts": PFedMoAP(experts=1, tokens=2, lr=0.02, epochs=1, batch=8),
     "fedclip": FedCLIP(lr=0.01, batch=8),
     "fedclip of FedAPT": FedCLIP(adapter="sigmoid", optimiser="sgd", lr=0.05, weight_decay=1e-5, batch=8),
     "fedclip in the batch": FedCLIP(against="batch", lr=0.01, batch=8),

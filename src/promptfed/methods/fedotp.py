@@ -110,4 +110,5 @@ def _likeness(patches: Tensor, text: Tensor) -> Tensor:
     """Return the cosines S [..., B, classes, M, N] of patches [..., B, M, D] with texts [..., N, classes, D]."""
     unit = F.normalize(patches, dim=-1)
     pairs = unit.flatten(-3, -2) @ text.flatten(-3, -2).mT  # one product for all
-    return pairs.unflatten(-1, text.shape[-3:-1]).unflatten(-3, patches.shape[-3:-1]).movedim(-1, -3)
+    parted: Tensor = pairs.unflatten(-1, text.shape[-3:-1]).unflatten(-3, patches.shape[-3:-1])
+    return parted.movedim(-1, -3)

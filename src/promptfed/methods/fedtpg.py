@@ -126,4 +126,5 @@ def _normed(params: Tree, name: str, x: Tensor) -> Tensor:
 
 def _split(x: Tensor, heads: int) -> Tensor:
     """Part the last dimension among heads: [..., T, W] -> [..., heads, T, W / heads]."""
-    return x.unflatten(-1, (heads, -1)).movedim(-2, -3)
+    parted: Tensor = x.unflatten(-1, (heads, -1))
+    return parted.movedim(-2, -3)
