@@ -24,15 +24,14 @@ SMALL: dict[str, Any] = {"heads": 2, "experts": 3}
 ROWS = torch.tensor([0.0, 1.0, 3.0, 10.0]).view(4, 1, 1).expand(4, 1, 2)  # contexts of four clients on a line
 
 
-def gate(width: int = 2, **changed: Tensor) -> Tree:
+def gate(width: int = 2) -> Tree:
     """Return a gate that changes nothing."""
     plain = {f"gate.{part}.weight": torch.eye(width) for part in PARTS}
-    plain |= {f"gate.{part}.bias": torch.zeros(width) for part in PARTS}
-    return plain | {f"gate.{name.replace('_', '.')}": value for name, value in changed.items()}
+    return plain | {f"gate.{part}.bias": torch.zeros(width) for part in PARTS}
 
 
-def client(own: Tensor, rounds: float, **changed: Tensor) -> Tree:
-    return {"own": own, "rounds": torch.tensor(rounds)} | gate(**changed)
+def client(own: Tensor, rounds: float) -> Tree:
+    return {"own": own, "rounds": torch.tensor(rounds)} | gate()
 
 
 def pooled(held: list[float], rounds: float = 0.0) -> Tree:
@@ -119,7 +118,7 @@ def test_a_later_round_by_hand() -> None:
     # - that of the right one): w (-1, 1) in the row of the image. No other map is seen through it
     method = PFedMoAP(tokens=1, heads=1, experts=1, lr=1.0, gate_lr=0.1, epochs=1, momentum=0.0, weight_decay=0.0)
     data = featured(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), [0, 1], [1, 1]).data([0], 0, stacked=False)
-    personal = client(normal(1, 2), 1.0, out_weight=torch.zeros(2, 2))
+    personal = client(normal(1, 2), 1.0) | {"gate.out.weight": torch.zeros(2, 2)}
     up, kept = method.fit(TASK, {"context": torch.zeros(1, 2)}, personal, data)
     wrong = 1 / (1 + math.exp(0.5))
     torch.testing.assert_close(up["context"], torch.tensor([[-wrong / 2, 0.0]]))
