@@ -13,18 +13,22 @@ from promptfed.methods.fedavg import FedAvg
 from promptfed.methods.fedbabu import FedBABU
 from promptfed.methods.fedclip import FedCLIP
 from promptfed.methods.fedkgcoop import FedKgCoOp
+from promptfed.methods.fedmaple import FedMaPLe
 from promptfed.methods.fedmtl import FedMTL
+from promptfed.methods.fedotp import FedOTP
 from promptfed.methods.fedper import FedPer
 from promptfed.methods.fedpgp import FedPGP
 from promptfed.methods.fedprox import FedProx
 from promptfed.methods.fedrep import FedRep
 from promptfed.methods.fedrod import FedRoD
+from promptfed.methods.fedtpg import FedTPG
 from promptfed.methods.fedvpt import FedVPT
 from promptfed.methods.fedvpt_d import FedVPTDeep
 from promptfed.methods.head_probe import HeadProbe
 from promptfed.methods.local_only import Local
 from promptfed.methods.moon import Moon
 from promptfed.methods.per_fedavg import PerFedAvg
+from promptfed.methods.pfedmoap import PFedMoAP
 from promptfed.methods.pfedpg import PFedPG
 from promptfed.methods.pfedpt import PFedPT
 from promptfed.methods.pfedvpt import PFedVPT
@@ -99,6 +103,15 @@ VARIANTS: dict[str, Method] = {
     "fedkgcoop": FedKgCoOp(guide=0.1, tokens=2, lr=0.02, batch=8),
     "fedkgcoop of FedTPG": FedKgCoOp(guide=0.1, over="own", count="clients", tokens=2, lr=0.02, batch=8),
     "fedpgp": FedPGP(tokens=2, rank=2, lr=0.02, epochs=1, batch=8),
+    "fedtpg": FedTPG(tokens=2, lr=0.02, batch=8),
+    "fedtpg naming all classes": FedTPG(over="all", count="images", tokens=2, lr=0.02, batch=8),
+    "fedotp": FedOTP(tokens=2, lr=0.02, batch=8),
+    "fedotp with balanced transport": FedOTP(transport="balanced", tokens=2, lr=0.02, batch=8),
+    "fedmaple": FedMaPLe(lr=0.02, batch=8),
+    "fedmaple without maps": FedMaPLe(coupled=False, tokens=5, lr=0.02, batch=8),
+    "pfedmoap": PFedMoAP(tokens=2, lr=0.02, epochs=1, batch=8),
+    "pfedmoap with experts at random": PFedMoAP(select="random", experts=2, tokens=2, lr=0.02, epochs=1, batch=8),
+    "pfedmoap without experts": PFedMoAP(experts=1, tokens=2, lr=0.02, epochs=1, batch=8),
     "fedclip": FedCLIP(lr=0.01, batch=8),
     "fedclip of FedAPT": FedCLIP(adapter="sigmoid", optimiser="sgd", lr=0.05, weight_decay=1e-5, batch=8),
     "fedclip in the batch": FedCLIP(against="batch", lr=0.01, batch=8),
