@@ -6,6 +6,7 @@ from promptfed.core.method import Method
 from promptfed.methods.clip_fc import CLIPFC
 from promptfed.methods.clip_zs import CLIPZS
 from promptfed.methods.fed_cocoop import FedCoCoOp
+from promptfed.methods.fed_lora import FedITLoRA, FedSALoRA, FFALoRA
 from promptfed.methods.fedapt import FedAPT
 from promptfed.methods.fedavg import FedAvg
 from promptfed.methods.fedbabu import FedBABU
@@ -96,6 +97,12 @@ VARIANTS: dict[str, Method] = {
     "fedkgcoop": FedKgCoOp(guide=0.1, tokens=2, lr=0.02, batch=8),
     "fedkgcoop of FedTPG": FedKgCoOp(guide=0.1, over="own", count="clients", tokens=2, lr=0.02, batch=8),
     "fedpgp": FedPGP(tokens=2, rank=2, lr=0.02, epochs=1, batch=8),
+    "fedit-lora": FedITLoRA(lr=0.01, batch=8),
+    "fedit-lora with a head": FedITLoRA(head="shared", parts="all", last=1, lr=0.01, batch=8),
+    "ffa-lora": FFALoRA(lr=0.01, batch=8),
+    "ffa-lora of texts by SGD": FFALoRA(towers="text", optimiser="sgd", momentum=0.9, lr=0.1, batch=8),
+    "fedsa-lora": FedSALoRA(lr=0.01, batch=8),
+    "fedsa-lora of B with a head of one's own": FedSALoRA(share="b", head="own", parts="attention", lr=0.01, batch=8),
     "fedclip": FedCLIP(lr=0.01, batch=8),
     "fedclip of FedAPT": FedCLIP(adapter="sigmoid", optimiser="sgd", lr=0.05, weight_decay=1e-5, batch=8),
     "fedclip in the batch": FedCLIP(against="batch", lr=0.01, batch=8),
