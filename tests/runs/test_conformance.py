@@ -24,6 +24,7 @@ from promptfed.methods.head_probe import HeadProbe
 from promptfed.methods.local_only import Local
 from promptfed.methods.moon import Moon
 from promptfed.methods.per_fedavg import PerFedAvg
+from promptfed.methods.pfedmma import PFedMMA
 from promptfed.methods.pfedpg import PFedPG
 from promptfed.methods.pfedpt import PFedPT
 from promptfed.methods.pfedvpt import PFedVPT
@@ -103,6 +104,9 @@ VARIANTS: dict[str, Method] = {
     "ffa-lora of texts by SGD": FFALoRA(towers="text", optimiser="sgd", momentum=0.9, lr=0.1, batch=8),
     "fedsa-lora": FedSALoRA(lr=0.01, batch=8),
     "fedsa-lora of B with a head of one's own": FedSALoRA(share="b", head="own", parts="attention", lr=0.01, batch=8),
+    "pfedmma": PFedMMA(width=4, lr=0.0005, scale=0.1, batch=8),
+    "pfedmma of texts": PFedMMA(towers="text", share="all", width=4, lr=0.001, scale=0.1, batch=8),
+    "pfedmma of images alone": PFedMMA(towers="image", share="none", width=4, lr=0.001, scale=0.1, batch=8),
     "fedclip": FedCLIP(lr=0.01, batch=8),
     "fedclip of FedAPT": FedCLIP(adapter="sigmoid", optimiser="sgd", lr=0.05, weight_decay=1e-5, batch=8),
     "fedclip in the batch": FedCLIP(against="batch", lr=0.01, batch=8),

@@ -43,7 +43,12 @@ class FedITLoRA(Method):
             "steps": 10,
         },
     }
-    quick: ClassVar = {"rounds": 5, "data": {"name": "fashion-shops", "limit": 20}, "evaluate": {"every": 5}}
+    quick: ClassVar = {
+        "rounds": 5,
+        "data": {"name": "fashion-shops", "limit": 20},
+        "method": {"lr": 0.005},
+        "evaluate": {"every": 5},
+    }
 
     rank: Count = 2
     alpha: Positive = 1.0
