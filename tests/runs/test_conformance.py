@@ -20,6 +20,7 @@ from promptfed.methods.fedrep import FedRep
 from promptfed.methods.fedrod import FedRoD
 from promptfed.methods.fedvpt import FedVPT
 from promptfed.methods.fedvpt_d import FedVPTDeep
+from promptfed.methods.flora import FedExLoRA, FLoRA
 from promptfed.methods.head_probe import HeadProbe
 from promptfed.methods.local_only import Local
 from promptfed.methods.moon import Moon
@@ -104,6 +105,9 @@ VARIANTS: dict[str, Method] = {
     "ffa-lora of texts by SGD": FFALoRA(towers="text", optimiser="sgd", momentum=0.9, lr=0.1, batch=8),
     "fedsa-lora": FedSALoRA(lr=0.01, batch=8),
     "fedsa-lora of B with a head of one's own": FedSALoRA(share="b", head="own", parts="attention", lr=0.01, batch=8),
+    "flora": FLoRA(lr=0.01, batch=8),
+    "fedex-lora": FedExLoRA(lr=0.01, batch=8),
+    "fedex-lora with a head": FedExLoRA(head="own", parts="qv", lr=0.01, batch=8),
     "pfedmma": PFedMMA(width=4, lr=0.0005, scale=0.1, batch=8),
     "pfedmma of texts": PFedMMA(towers="text", share="all", width=4, lr=0.001, scale=0.1, batch=8),
     "pfedmma of images alone": PFedMMA(towers="image", share="none", width=4, lr=0.001, scale=0.1, batch=8),

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from torch import Tensor
+from torch import Generator, Tensor
 
 from promptfed.core import Batch, Data, Method, PromptFedError, Rng, Task, Traits, Tree, dual, local, ops, tree
 from promptfed.core.options import Count, NonNegative, Positive, Whole
@@ -89,15 +89,15 @@ class FedITLoRA(Method):
     def init_server(self, task: Task, rng: Rng) -> Tree:
         """Return what is averaged, and what is fixed, for a model without a client."""
         head = task.backbone.head(rng) if self.head == "shared" else {}
-        return _ending(self._pairs(task, rng), self.sent + self.fixed) | head
+        return _ending(self.pairs(task, rng("pairs", shared=True)), self.sent + self.fixed) | head
 
     def init_client(self, task: Task, data: Data, rng: Rng) -> Tree:
         """Return the halves that do not travel, at first the same on every client."""
-        pairs = self._pairs(task, rng)
+        pairs = self.pairs(task, rng("pairs", shared=True))
         head = task.backbone.head(rng) if self.head == "own" else {}
         return tree.drop(pairs, _ending(pairs, self.sent)) | head
 
-    def _pairs(self, task: Task, rng: Rng) -> Tree:
+    def pairs(self, task: Task, generator: Generator) -> Tree:
         """Return A [r, in], drawn, and B [out, r], zero, of every matrix that has a pair."""
         if self.head == "text":
             dual(task)
@@ -108,7 +108,7 @@ class FedITLoRA(Method):
         towers: Towers = self.towers if self.head == "text" else "image"
         matrices = chosen(task, PARTS[self.parts], towers)
         matrices = _last(matrices, self.last) if self.last else matrices
-        return init_pairs(matrices, self.rank, rng("pairs", shared=True))
+        return init_pairs(matrices, self.rank, generator)
 
     # -- one round, in the order it happens -------------------------------------
     def download(self, task: Task, server: Tree, clients: Tensor) -> Tree:
@@ -117,16 +117,18 @@ class FedITLoRA(Method):
 
     def fit(self, task: Task, down: Tree, personal: Tree, data: Data) -> tuple[Tree, Tree]:
         """Move all that is not fixed by AdamW or SGD, whose state starts from zero; send what was received."""
-        batches = data.batches(size=self.batch, epochs=self.epochs, steps=self.steps or None)
         fixed = _ending(personal, self.fixed)
-        moving = tree.drop(down | personal, fixed)
+        tuned = self.tuned(task, tree.drop(down | personal, fixed), fixed, data)
+        return tree.pick(tuned, down), tree.pick(tuned | fixed, personal)
+
+    def tuned(self, task: Task, moving: Tree, held: Tree, data: Data) -> Tree:
+        """Return what has moved in a round of local training beside what is held."""
+        batches = data.batches(size=self.batch, epochs=self.epochs, steps=self.steps or None)
         if self.optimiser == "sgd":
             rates = local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
-            tuned = local.sgd(self.loss, task, batches, start=down, params=moving, hold=fixed, **rates)
-        else:
-            decay = local.AdamRates(lr=self.lr, weight_decay=self.weight_decay)
-            tuned = local.adam(self.loss, task, batches, start=down, params=moving, hold=fixed, **decay)
-        return tree.pick(tuned, down), tree.pick(tuned | fixed, personal)
+            return local.sgd(self.loss, task, batches, start={}, params=moving, hold=held, **rates)
+        decay = local.AdamRates(lr=self.lr, weight_decay=self.weight_decay)
+        return local.adam(self.loss, task, batches, start={}, params=moving, hold=held, **decay)
 
     # -- what is minimised, and what is used ------------------------------------
     def loss(self, task: Task, start: Tree, params: Tree, batch: Batch) -> Tensor:
