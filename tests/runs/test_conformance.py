@@ -8,6 +8,7 @@ from promptfed.core.method import Method
 from promptfed.methods.clip_fc import CLIPFC
 from promptfed.methods.clip_zs import CLIPZS
 from promptfed.methods.fed_cocoop import FedCoCoOp
+from promptfed.methods.fed_lora import FedITLoRA, FedSALoRA, FFALoRA
 from promptfed.methods.fedapt import FedAPT
 from promptfed.methods.fedavg import FedAvg
 from promptfed.methods.fedbabu import FedBABU
@@ -24,10 +25,12 @@ from promptfed.methods.fedrod import FedRoD
 from promptfed.methods.fedtpg import FedTPG
 from promptfed.methods.fedvpt import FedVPT
 from promptfed.methods.fedvpt_d import FedVPTDeep
+from promptfed.methods.flora import FedExLoRA, FLoRA
 from promptfed.methods.head_probe import HeadProbe
 from promptfed.methods.local_only import Local
 from promptfed.methods.moon import Moon
 from promptfed.methods.per_fedavg import PerFedAvg
+from promptfed.methods.pfedmma import PFedMMA
 from promptfed.methods.pfedmoap import PFedMoAP
 from promptfed.methods.pfedpg import PFedPG
 from promptfed.methods.pfedpt import PFedPT
@@ -112,6 +115,18 @@ VARIANTS: dict[str, Method] = {
     "pfedmoap": PFedMoAP(tokens=2, lr=0.02, epochs=1, batch=8),
     "pfedmoap with experts at random": PFedMoAP(select="random", experts=2, tokens=2, lr=0.02, epochs=1, batch=8),
     "pfedmoap without experts": PFedMoAP(experts=1, tokens=2, lr=0.02, epochs=1, batch=8),
+    "fedit-lora": FedITLoRA(lr=0.01, batch=8),
+    "fedit-lora with a head": FedITLoRA(head="shared", parts="all", last=1, lr=0.01, batch=8),
+    "ffa-lora": FFALoRA(lr=0.01, batch=8),
+    "ffa-lora of texts by SGD": FFALoRA(towers="text", optimiser="sgd", momentum=0.9, lr=0.1, batch=8),
+    "fedsa-lora": FedSALoRA(lr=0.01, batch=8),
+    "fedsa-lora of B with a head of one's own": FedSALoRA(share="b", head="own", parts="attention", lr=0.01, batch=8),
+    "flora": FLoRA(lr=0.01, batch=8),
+    "fedex-lora": FedExLoRA(lr=0.01, batch=8),
+    "fedex-lora with a head": FedExLoRA(head="own", parts="qv", lr=0.01, batch=8),
+    "pfedmma": PFedMMA(width=4, lr=0.0005, scale=0.1, batch=8),
+    "pfedmma of texts": PFedMMA(towers="text", share="all", width=4, lr=0.001, scale=0.1, batch=8),
+    "pfedmma of images alone": PFedMMA(towers="image", share="none", width=4, lr=0.001, scale=0.1, batch=8),
     "fedclip": FedCLIP(lr=0.01, batch=8),
     "fedclip of FedAPT": FedCLIP(adapter="sigmoid", optimiser="sgd", lr=0.05, weight_decay=1e-5, batch=8),
     "fedclip in the batch": FedCLIP(against="batch", lr=0.01, batch=8),
