@@ -1,72 +1,27 @@
 """FedIT-, FFA- and FedSA-LoRA: a round by hand, FFA as FedAvg of a matrix, and what travels."""
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from promptfed.backbones import companions, text, transformer
-from promptfed.backbones.text import TextArch
-from promptfed.backbones.transformer import Arch
 from promptfed.core import local, ops, tree
 from promptfed.core.errors import PromptFedError
 from promptfed.core.method import Task
 from promptfed.core.options import make
-from promptfed.core.protocols import Rng, Tokens
 from promptfed.core.tree import Tree
-from promptfed.data.batches import Shards
 from promptfed.methods.fed_lora import FedITLoRA, FedSALoRA, FFALoRA
 from promptfed.methods.fedavg import FedAvg
+from support.adapted import ONE, A, B, Bent, Wide, photographs
 from support.toy_clip import NAMES, NET, SHAPE, close, normal
-from support.toys import FrozenTokens, TinyDual, featured, rng, task
+from support.toys import FrozenTokens, featured, rng, task
 
 KINDS = (FedITLoRA, FFALoRA, FedSALoRA)
-ONE = "block0.out"
-A, B = f"{ONE}.lora_a", f"{ONE}.lora_b"
 WRONG = 1 / (1 + math.e)  # what softmax (1, 0) gives to the second
 PLAIN: dict[str, Any] = {"optimiser": "sgd", "weight_decay": 0.0, "parts": "attention", "towers": "image"}
 CLIP = Task(NET, NAMES, 3)
-
-
-@dataclass(frozen=True)
-class Bent(TinyDual):
-    """Features are W x + B A x; W, at first the unit matrix, is all that FedAvg trains."""
-
-    @property
-    def matrices(self) -> dict[str, tuple[int, int]]:
-        return {f"block0.{part}": (self.width, self.width) for part in ("q", "k", "v", "out")}
-
-    def init(self, rng: Rng) -> Tree:
-        return {f"{ONE}.weight": torch.eye(self.width)}
-
-    def features(self, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, noise: Tree | None = None) -> Tensor:
-        matrix = weights.get(f"{ONE}.weight", torch.eye(self.width))
-        out = ops.linear(x, matrix, matrix.new_zeros(matrix.shape[:-1]))
-        return out + ops.low_rank(x, weights[A], weights[B]) if A in weights else out
-
-    def __call__(self, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, noise: Tree | None = None) -> Tensor:
-        found = torch.nn.functional.normalize(self.features(weights, x), dim=-1)
-        return self.scale * found @ self.zero_shot.mT
-
-
-@dataclass(frozen=True)
-class Wide(TinyDual):
-    """The shapes of CLIP's ViT-B/16."""
-
-    @property
-    def matrices(self) -> dict[str, tuple[int, int]]:
-        image = companions.matrices(transformer.shapes(Arch(768, 12, 12, 16, 3072, (14, 14), pre_norm=True)))
-        words = companions.matrices(text.shapes(TextArch(512, 12, 8, 2048, 49408, 77, 512)))
-        return image | {f"text.{name}": shape for name, shape in words.items()}
-
-
-def photographs(sizes: list[int]) -> Shards:
-    """Return images of the toy CLIP, dealt to clients."""
-    count = sum(sizes)
-    return featured(normal(count, *SHAPE), [n % 3 for n in range(count)], sizes)
 
 
 # -- by hand --------------------------------------------------------------------------------------------------------
@@ -261,18 +216,18 @@ def test_which_matrices_have_a_pair() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_client_alone_does_what_it_does_in_the_stack(kind: type[FedITLoRA]) -> None:
+def test_a_client_abent_does_what_it_does_in_the_stack(kind: type[FedITLoRA]) -> None:
     method, data = kind(batch=3, epochs=2, lr=0.01), photographs([5, 1, 4])
     server = method.init_server(CLIP, rng())
     down = method.download(CLIP, server, torch.arange(3))
     starts = [method.init_client(CLIP, data.data([n], 0, stacked=False), rng(n)) for n in range(3)]
     up, kept = method.fit(CLIP, down, tree.stack(starts), data.data(range(3), 0, stacked=True))
     for client in range(3):
-        alone = method.fit(CLIP, tree.row(down, client), starts[client], data.data([client], 0, stacked=False))
-        torch.testing.assert_close((tree.row(up, client), tree.row(kept, client)), alone, rtol=1e-3, atol=1e-4)
+        abent = method.fit(CLIP, tree.row(down, client), starts[client], data.data([client], 0, stacked=False))
+        torch.testing.assert_close((tree.row(up, client), tree.row(kept, client)), abent, rtol=1e-3, atol=1e-4)
 
 
-def test_text_pairs_alone_leave_the_images_as_they_are() -> None:
+def test_text_pairs_abent_leave_the_images_as_they_are() -> None:
     assert FedITLoRA(towers="text").traits.reads == "features"
     assert FedITLoRA().traits.reads == FedITLoRA(towers="image").traits.reads == "pixels"
     assert FedITLoRA().traits.open

@@ -1,6 +1,5 @@
 """FLoRA and FedEx-LoRA: the mean of products is exact, in one round by hand and beside FedAvg of the matrices."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -8,62 +7,20 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from promptfed.backbones import companions, text, transformer
-from promptfed.backbones.text import TextArch
-from promptfed.backbones.transformer import Arch
-from promptfed.core import ops, tree
+from promptfed.core import tree
 from promptfed.core.method import Task
-from promptfed.core.protocols import Rng, Tokens
 from promptfed.core.tree import Tree
-from promptfed.data.batches import Shards
 from promptfed.methods.fed_lora import FedITLoRA
 from promptfed.methods.fedavg import FedAvg
 from promptfed.methods.flora import FedExLoRA, FLoRA
+from support.adapted import ONE, A, B, Bent, Wide, photographs
 from support.toy_clip import NAMES, NET, SHAPE, close, normal
-from support.toys import TinyDual, featured, rng, task
+from support.toys import featured, rng, task
 
 BOTH = (FLoRA, FedExLoRA)
-ONE = "block0.out"
-A, B, REST = f"{ONE}.lora_a", f"{ONE}.lora_b", f"{ONE}.rest"
+REST = f"{ONE}.rest"
 CLIP = Task(NET, NAMES, 3)
 THREE = torch.arange(3)
-
-
-@dataclass(frozen=True)
-class Lone(TinyDual):
-    """Features are W x + B A x; W, at first the unit matrix, is all that FedAvg trains."""
-
-    @property
-    def matrices(self) -> dict[str, tuple[int, int]]:
-        return {f"block0.{part}": (self.width, self.width) for part in ("q", "k", "v", "out")}
-
-    def init(self, rng: Rng) -> Tree:
-        return {f"{ONE}.weight": torch.eye(self.width)}
-
-    def features(self, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, noise: Tree | None = None) -> Tensor:
-        matrix = weights.get(f"{ONE}.weight", torch.eye(self.width))
-        out = ops.linear(x, matrix, matrix.new_zeros(matrix.shape[:-1]))
-        return out + ops.low_rank(x, weights[A], weights[B]) if A in weights else out
-
-    def __call__(self, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, noise: Tree | None = None) -> Tensor:
-        return self.scale * F.normalize(self.features(weights, x), dim=-1) @ self.zero_shot.mT
-
-
-@dataclass(frozen=True)
-class Wide(TinyDual):
-    """The shapes of CLIP's ViT-B/16."""
-
-    @property
-    def matrices(self) -> dict[str, tuple[int, int]]:
-        image = companions.matrices(transformer.shapes(Arch(768, 12, 12, 16, 3072, (14, 14), pre_norm=True)))
-        words = companions.matrices(text.shapes(TextArch(512, 12, 8, 2048, 49408, 77, 512)))
-        return image | {f"text.{name}": shape for name, shape in words.items()}
-
-
-def photographs(sizes: list[int]) -> Shards:
-    """Return images of the toy CLIP, dealt to clients."""
-    count = sum(sizes)
-    return featured(normal(count, *SHAPE), [n % 3 for n in range(count)], sizes)
 
 
 def a_round(method: FedITLoRA, server: Tree, number: int = 0) -> Tree:
@@ -91,26 +48,26 @@ START = torch.tensor([[0.5, 0.0], [0.25, 0.0]])
 
 
 def test_flora_adds_the_mean_of_products_and_draws_anew() -> None:
-    method, lone = FLoRA(rank=1, alpha=0.5, parts="attention", towers="image"), task(Lone())
-    server = method.init_server(lone, rng())
+    method, bent = FLoRA(rank=1, alpha=0.5, parts="attention", towers="image"), task(Bent())
+    server = method.init_server(bent, rng())
     up = UP | {
         f"block0.{part}.{half}": torch.zeros_like(UP[f"{ONE}.{half}"])
         for part in "qkv"
         for half in ("lora_a", "lora_b")
     }
-    after = method.aggregate(lone, server | {REST: START}, torch.arange(2), up, WEIGHTS)
+    after = method.aggregate(bent, server | {REST: START}, torch.arange(2), up, WEIGHTS)
     close(after[REST], START + 0.5 * MEAN)
     assert not after["block0.q.rest"].any()
     assert not after[A].equal(server[A])
-    again = method.aggregate(lone, server, torch.arange(2), up, WEIGHTS)
-    assert again[A].equal(after[A])  # by the number of the round alone
-    assert not method.aggregate(lone, after, torch.arange(2), up, WEIGHTS)[A].equal(after[A])
+    again = method.aggregate(bent, server, torch.arange(2), up, WEIGHTS)
+    assert again[A].equal(after[A])  # by the number of the round abent
+    assert not method.aggregate(bent, after, torch.arange(2), up, WEIGHTS)[A].equal(after[A])
 
 
 def test_fedex_adds_what_the_means_lack() -> None:
-    method, lone = FedExLoRA(rank=1, alpha=0.5), task(Lone())
+    method, bent = FedExLoRA(rank=1, alpha=0.5), task(Bent())
     server = {A: torch.zeros(1, 2), B: torch.zeros(2, 1), REST: START}
-    after = method.aggregate(lone, server, torch.arange(2), UP, WEIGHTS)
+    after = method.aggregate(bent, server, torch.arange(2), UP, WEIGHTS)
     close(after[A], torch.tensor([[1 / 3, 4 / 3]]))
     close(after[B], torch.tensor([[1.0], [4.0]]))
     product = torch.tensor([[1 / 3, 4 / 3], [4 / 3, 16 / 3]])
@@ -138,14 +95,14 @@ def test_fedex_has_floras_model_after_a_round_from_the_same_start(given: dict[st
 def test_one_step_of_flora_is_fedavg_of_the_matrix() -> None:
     # with A the unit matrix and s = 1, the first gradient of B is that of W
     data = featured(normal(9, 2), [n % 2 for n in range(9)], [3, 6]).data([0, 1], 0, stacked=True)
-    lone, clients = task(Lone(sharpness=5.0)), torch.arange(2)
+    bent, clients = task(Bent(sharpness=5.0)), torch.arange(2)
     plain = FedAvg(lr=0.3, epochs=1, batch=8)
-    start = plain.init_server(lone, rng())
-    up, _ = plain.fit(lone, plain.download(lone, start, clients), {}, data)
-    wanted = plain.aggregate(lone, start, clients, up, plain.weight(data.facts))[f"{ONE}.weight"]
+    start = plain.init_server(bent, rng())
+    up, _ = plain.fit(bent, plain.download(bent, start, clients), {}, data)
+    wanted = plain.aggregate(bent, start, clients, up, plain.weight(data.facts))[f"{ONE}.weight"]
     method = FLoRA(rank=2, alpha=2.0, scaling="rank", optimiser="sgd", weight_decay=0.0, lr=0.3, batch=8)
     server = {A: torch.eye(2), REST: torch.zeros(2, 2)}
-    up, _ = method.fit(lone, tree.repeat(server, 2), {}, data)
+    up, _ = method.fit(bent, tree.repeat(server, 2), {}, data)
     close(method.scale * torch.einsum("c,coi->oi", data.facts["size"] / 9, up[B] @ up[A]), wanted - torch.eye(2), 1e-6)
     assert (wanted - torch.eye(2)).norm() > 0.05
 
@@ -199,10 +156,10 @@ def test_both_halves_are_sent_and_nothing_else(kind: type[FLoRA]) -> None:
 
 
 @pytest.mark.parametrize("kind", BOTH)
-def test_a_client_alone_does_what_it_does_in_the_stack(kind: type[FLoRA]) -> None:
+def test_a_client_abent_does_what_it_does_in_the_stack(kind: type[FLoRA]) -> None:
     method, data = kind(batch=3, epochs=2, lr=0.01), photographs([5, 1, 4])
     down = method.download(CLIP, a_round(method, method.init_server(CLIP, rng())), THREE)
     up, _ = method.fit(CLIP, down, {}, data.data(range(3), 1, stacked=True))
     for client in range(3):
-        alone, _ = method.fit(CLIP, tree.row(down, client), {}, data.data([client], 1, stacked=False))
-        torch.testing.assert_close(tree.row(up, client), alone, rtol=1e-3, atol=1e-4)
+        abent, _ = method.fit(CLIP, tree.row(down, client), {}, data.data([client], 1, stacked=False))
+        torch.testing.assert_close(tree.row(up, client), abent, rtol=1e-3, atol=1e-4)

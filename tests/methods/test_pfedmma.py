@@ -9,17 +9,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from promptfed.backbones import companions, text, transformer
-from promptfed.backbones.text import TextArch
-from promptfed.backbones.transformer import Arch
+from promptfed.backbones import companions
 from promptfed.core import tree
 from promptfed.core.errors import PromptFedError
 from promptfed.core.method import Task
 from promptfed.core.options import make
 from promptfed.core.protocols import Tokens
 from promptfed.core.tree import Tree
-from promptfed.data.batches import Shards
 from promptfed.methods.pfedmma import PFedMMA
+from support.adapted import Wide, photographs
 from support.toy_clip import NAMES, NET, SHAPE, close, normal
 from support.toys import FrozenTokens, TinyDual, featured, rng, task
 
@@ -61,23 +59,6 @@ class Sided(TinyDual):
             z = z + self.trunk * z.flip(-1).tanh()
             z = z if aside is None else z + aside
         return z
-
-
-@dataclass(frozen=True)
-class Wide(TinyDual):
-    """The shapes of CLIP's ViT-B/16."""
-
-    @property
-    def matrices(self) -> dict[str, tuple[int, int]]:
-        image = companions.matrices(transformer.shapes(Arch(768, 12, 12, 16, 3072, (14, 14), pre_norm=True)))
-        words = companions.matrices(text.shapes(TextArch(512, 12, 8, 2048, 49408, 77, 512)))
-        return image | {f"text.{name}": shape for name, shape in words.items()}
-
-
-def photographs(sizes: list[int]) -> Shards:
-    """Return images of the toy CLIP, dealt to clients."""
-    count = sum(sizes)
-    return featured(normal(count, *SHAPE), [n % 3 for n in range(count)], sizes)
 
 
 def drawn(method: PFedMMA, where: Task = CLIP) -> tuple[Tree, Tree]:

@@ -123,7 +123,6 @@ VARIANTS: dict[str, Method] = {
     "fedsa-lora of B with a head of one's own": FedSALoRA(share="b", head="own", parts="attention", lr=0.01, batch=8),
     "flora": FLoRA(lr=0.01, batch=8),
     "fedex-lora": FedExLoRA(lr=0.01, batch=8),
-    "fedex-lora with a head": FedExLoRA(head="own", parts="qv", lr=0.01, batch=8),
     "pfedmma": PFedMMA(width=4, lr=0.0005, scale=0.1, batch=8),
     "pfedmma of texts": PFedMMA(towers="text", share="all", width=4, lr=0.001, scale=0.1, batch=8),
     "pfedmma of images alone": PFedMMA(towers="image", share="none", width=4, lr=0.001, scale=0.1, batch=8),

@@ -70,7 +70,7 @@ class FLoRA(FedITLoRA):
         found = dict(params)
         for name in (name.removesuffix(REST) for name in params if name.endswith(REST)):
             rest = found.pop(f"{name}{REST}")
-            eye = torch.eye(rest.shape[-2]).to(rest).expand(*rest.shape[:-2], -1, -1)
+            eye = torch.eye(rest.shape[-2], device=rest.device, dtype=rest.dtype).expand(*rest.shape[:-2], -1, -1)
             a, b = found.get(f"{name}{A}"), found.get(f"{name}{B}")
             found[f"{name}{A}"] = rest if a is None or b is None else torch.cat([a, rest], -2)
             found[f"{name}{B}"] = eye if b is None else torch.cat([self.scale * b, eye], -1)
