@@ -18,7 +18,7 @@ from PIL import Image
 from promptfed.core.method import Method, Task
 from promptfed.core.protocols import Data
 from promptfed.core.tree import Tree
-from promptfed.federation import store
+from promptfed.federation import segments, store
 from promptfed.federation.segments import Segment
 from support.command import Done, environment, promptfed, sentence
 from support.stopped_runs import bits, same
@@ -358,7 +358,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(
 
 def test_a_disk_full_while_a_round_is_taken_over(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["pfedpt", *tiny(images, "checkpoint_seconds=1000", "rounds=4", "fleet.memory_mb=0.001")]
-    real, failed = store.write_segment, list[Path]()
+    real, failed = segments.write_segment, list[Path]()
 
     def once(path: Path, *content: Any) -> Segment:
         if not failed and path.parents[1].joinpath("rounds.jsonl").read_text().count("\n") == 3:
