@@ -160,6 +160,14 @@ def test_few_images_come_in_small_batches(each: int, batch: str, epochs: str) ->
     assert (found["method.batch"], found["method.epochs"], found["rounds"]) == (batch, epochs, "20")
 
 
+@pytest.mark.parametrize(("each", "rate"), [(49, 0.1), (50, 0.01)])
+def test_who_stays_alone_has_the_rate_that_was_best_alone(each: int, rate: float) -> None:
+    facts = replace(APART, training=(each,) * 4)
+    assert proposed(facts)["method.lr"] == str(rate)
+    (rival,) = advise(replace(FOUR, training=(each,) * 4), NOTHING).against
+    assert keys_of(rival)["method.lr"] == str(rate)
+
+
 def test_what_is_read_and_protected() -> None:
     plain = proposed(FOUR)
     assert not {"evaluate.metric", "data.skip_corrupt", "guards.secure"} & set(plain)

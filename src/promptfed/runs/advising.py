@@ -187,9 +187,10 @@ def _shared_head(facts: DataFacts, wishes: Wishes, clients: int) -> Choice:
         )
     if wishes.whole_models:
         why.append(
-            f"Whole models may travel, but among twenty people with twenty photographs each FedAvg sent {SENT['people/fedavg']:,} numbers a round and "
-            f"reached {said['people/fedavg']}, the head {SENT['people/shares']:,} and {said['people/shares']}. Only "
-            "where the backbone did not know the images was training all of it far ahead: "
+            "Whole models may travel, but among twenty people with twenty photographs each FedAvg sent "
+            f"{SENT['people/fedavg']:,} numbers a round and reached {said['people/fedavg']}, the head "
+            f"{SENT['people/shares']:,} and {said['people/shares']}. Only where the backbone did not know the images "
+            "was training all of it far ahead of a head: "
             f"{said['shops/whole']} to {said['shops/head']} with 1,500 photographs a site."
         )
         names += ["people/fedavg", "people/shares", "shops/whole", "shops/head"]
@@ -217,8 +218,8 @@ def choose_backbone(facts: DataFacts, wishes: Wishes, method: str) -> Choice:
     size = next((one for one in SIZES if one >= facts.side), SIZES[-1])
     keys = {"backbone.name": "vit", "backbone.weights": DINO, "backbone.size": size}
     why = (
-        f"DINOv2 ViT-S/14 at {size} pixels, whose features are computed once: a head on it reached "
-        f"{EVIDENCE['office/alone']} on Office-Caltech10 with 62 photographs a site on the average.",
+        f"DINOv2 ViT-S/14 at {size} pixels, whose features are computed once. At 224 pixels a head of one's own on it "
+        f"reached {EVIDENCE['office/alone']} on Office-Caltech10, with 62 photographs a site.",
         "Its weights are downloaded once from the Hugging Face hub; without a network, say --no-download.",
     )
     return Choice(keys | ({"data.size": size} if facts.resizes else {}), why, ("office/alone",))
@@ -236,16 +237,18 @@ def choose_training(facts: DataFacts, method: str, clients: int) -> Choice:
         keys: Keys = {"rounds": 50, "method.epochs": 1, "method.batch": 32, "method.lr": 0.002}
         return Choice(keys, ("50 rounds of one epoch are the protocol of our benchmark (field/s3-novel).",))
     few = _each(facts, clients) < FEW
-    setting = "people" if few else "office"
-    found = EVIDENCE[f"{setting}/rate"]
+    alone = method == "head-probe"
+    rate = 0.01 if alone and not few else 0.1
+    source = f"{'people' if few else 'office'}/{'alone' if alone else 'rate'}"
     epochs, batch = (1, 10) if few else (5, 64)
+    found = EVIDENCE[source]
     why = (
         f"A client has about {_each(facts, clients):,} training images. For such {'few' if few else 'numbers'} we ran "
-        f"20 rounds of {'one epoch' if few else 'five epochs'} with batches of {batch}; with a shared head and class "
-        f"shares a rate of 0.1 gave {found}.",
+        f"20 rounds of {'one epoch' if few else 'five epochs'} with batches of {batch}; "
+        f"{'heads of their own' if alone else 'a shared head with class shares'} reached {found} at a rate of {rate}.",
     )
-    keys = {"rounds": 20, "method.epochs": epochs, "method.batch": batch, "method.lr": 0.1}
-    return Choice(keys, why, (f"{setting}/rate",))
+    keys = {"rounds": 20, "method.epochs": epochs, "method.batch": batch, "method.lr": rate}
+    return Choice(keys, why, (source,))
 
 
 def choose_reading(facts: DataFacts, wishes: Wishes, method: str, clients: int) -> Choice:
@@ -268,8 +271,9 @@ def choose_reading(facts: DataFacts, wishes: Wishes, method: str, clients: int) 
     elif wishes.private:
         keys["guards.secure"] = True
         why.append(
-            "With secure aggregation the server sees the mean alone, and accuracy stays as it is. Noise promises more "
-            "(guards.noise) and costs accuracy; we have no table of how much yet."
+            "With secure aggregation the server sees the mean alone, and accuracy stays as it is; it needs "
+            'pip install "promptfed[secure]". Noise promises more (guards.noise) and costs accuracy; we have no table '
+            "of how much yet."
         )
     return Choice(keys, tuple(why))
 
