@@ -1,4 +1,4 @@
-"""The decision page: every accuracy on it is one that advice rests on, and stands on the page that its line links to."""
+"""The decision page: every accuracy is one that advice rests on, and stands on the page that its line links to."""
 
 import re
 from pathlib import Path
