@@ -49,6 +49,6 @@ def test_what_it_says_of_the_whole_tower() -> None:
 
 def test_what_it_names_is_there() -> None:
     assert {"field/s3-novel", "field/shops-novel"} <= set(registry.tables())
-    for words in re.findall(r"`((?:pfedvpt|promptfl|head-probe|vit-full)[^`]*)`", PAGE):
+    for words in re.findall(r"`((?:pfedvpt|promptfl|fedkgcoop|head-probe|vit-full)[^`]*)`", PAGE):
         method, *keys = words.split()
         assert config.load_one(method, keys).method["name"] == method

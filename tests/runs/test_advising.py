@@ -81,7 +81,7 @@ def test_one_client_has_nobody_to_learn_with() -> None:
 @pytest.mark.parametrize("facts", [FOUR, APART, ONE])
 def test_new_classes_need_their_names(facts: DataFacts) -> None:
     found = proposed(facts, Wishes(new_classes=True))
-    assert (found["method"], found["method.csc"], found["backbone.name"]) == ("promptfl", "false", "clip")
+    assert (found["method"], found["backbone.name"]) == ("fedkgcoop", "clip")
 
 
 def test_new_classes_are_rehearsed_on_half_of_those_there_are() -> None:

@@ -211,8 +211,9 @@ def pool(
 
 def _beside(accuracy: Mapping[str, Any], name: str) -> float | None:
     """Return a measure of the same models as the mean: of one client, or on other images."""
-    others: Mapping[str, Any] = accuracy.get("sets", {}).get(name, {})
-    return others.get("mean", accuracy.get(name))
+    others: Mapping[str, float | None] = accuracy.get("sets", {}).get(name, {})
+    own: float | None = accuracy.get(name)
+    return others["mean"] if others else own
 
 
 def paper_result(cell: TableCell, clients: int) -> PaperResult | None:
