@@ -14,7 +14,7 @@ def looks(*groups: tuple[str, str, str, int]) -> DatasetInspection:
     """Return an inspection with so many images for each site, class and split."""
     names = [(site, label, split, n) for site, label, split, count in groups for n in range(count)]
     images = tuple(Look(site, label, split, str(n), (6, 8), f"{site}{label}{n}") for site, label, split, n in names)
-    sites, classes = ([*dict.fromkeys(one[key] for one in groups)] for key in (0, 1))
+    sites, classes = dict.fromkeys(one[0] for one in groups), dict.fromkeys(one[1] for one in groups)
     return DatasetInspection("pets", tuple(classes), tuple(sites), images, {"broken.png": "why"})
 
 

@@ -193,6 +193,11 @@ def test_a_site_with_few_test_images_is_named() -> None:
     assert found.known[0].startswith("east has 3 test images")
 
 
+def test_a_site_with_nothing_to_learn_from_is_named() -> None:
+    found = advise(replace(FOUR, training=(60, 60, 0, 60)), NOTHING)
+    assert found.known[0] == "south has no training images, so it cannot be a client; leave its images out."
+
+
 def test_what_is_given_is_meant() -> None:
     run = keys_of(advise(FOUR, NOTHING, ("data.size=64", "data.test_fraction=0.3")).run)
     assert (run["data.size"], run["data.test_fraction"]) == ("64", "0.3")

@@ -9,7 +9,7 @@ from promptfed.cli.arguments import Overrides
 from promptfed.cli.terminal import say
 
 if TYPE_CHECKING:
-    from promptfed.runs.advising import Advice, Choice
+    from promptfed.runs.advising import Advice, Decision
 
 
 def advise(
@@ -83,7 +83,7 @@ def _print(advice: "Advice") -> None:
         say(f"Percentages are mean accuracies of clients in our own runs: {', '.join(pages)}.")
 
 
-def _headline(what: str, choice: "Choice") -> str:
+def _headline(what: str, choice: "Decision") -> str:
     name, *others = choice.keys.values()
     return f"{what}: {name}" + (f", {others[0]}" if what == "Backbone" and others else "")
 

@@ -39,7 +39,7 @@ class Wishes:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Decision:
     """One decision: the recipe keys it sets, and why, in sentences; what our numbers say names them."""
 
     keys: Keys
@@ -52,9 +52,9 @@ class Advice:
     """A proposal: what was seen, what we would run, what to hold it against, and what to know."""
 
     seen: tuple[str, ...]
-    method: Choice
-    backbone: Choice
-    recipe: Choice
+    method: Decision
+    backbone: Decision
+    recipe: Decision
     known: tuple[str, ...]
     run: str
     against: tuple[str, ...]
@@ -75,7 +75,7 @@ def advise(facts: DataFacts, wishes: Wishes, options: tuple[str, ...] = ()) -> A
     backbone = choose_backbone(facts, wishes, name)
     training = choose_training(facts, name, count)
     reading = choose_reading(facts, wishes, name, count)
-    recipe = Choice(
+    recipe = Decision(
         {**clients.keys, **training.keys, **reading.keys}, clients.why + training.why + reading.why, training.evidence
     )
     given = dict(option.split("=", 1) for option in options)
@@ -88,7 +88,7 @@ def advise(facts: DataFacts, wishes: Wishes, options: tuple[str, ...] = ()) -> A
 # -- the decisions --------------------------------------------------------------------------------------------------
 
 
-def choose_clients(facts: DataFacts, wishes: Wishes) -> Choice:
+def choose_clients(facts: DataFacts, wishes: Wishes) -> Decision:
     """Decide how many clients there are, and who holds which images."""
     sites, wanted = len(facts.sites), wishes.clients
     if sites > 1 and wanted in (0, sites):
@@ -113,30 +113,30 @@ def choose_clients(facts: DataFacts, wishes: Wishes) -> Choice:
     return _with_newcomers(keys, why, wishes)
 
 
-def _with_newcomers(keys: dict[str, object], why: str, wishes: Wishes) -> Choice:
+def _with_newcomers(keys: dict[str, object], why: str, wishes: Wishes) -> Decision:
     clients, last = int(str(keys["clients"])), wishes.newcomers
     if last >= clients:
         raise PromptFedError(f"--newcomers {last} leaves none of {clients} clients to start with.")
     if not last:
-        return Choice(keys, (why,))
+        return Decision(keys, (why,))
     join = f"The last {last} of them join after training." if last > 1 else "The last of them joins after training."
-    return Choice(keys | {"newcomers": last}, (why, join))
+    return Decision(keys | {"newcomers": last}, (why, join))
 
 
-def choose_method(facts: DataFacts, wishes: Wishes, clients: int) -> Choice:
+def choose_method(facts: DataFacts, wishes: Wishes, clients: int) -> Decision:
     """Decide what is learned and what travels."""
     if wishes.new_classes:
         return _text_prompt()
     if clients == 1:
-        return Choice({"method.name": "head-probe"}, ("There is one client, so there is nobody to learn with.",))
+        return Decision({"method.name": "head-probe"}, ("There is one client, so there is nobody to learn with.",))
     if len(facts.sites) > 1 and facts.shared == 0:
         return _own_heads()
     return _shared_head(facts, wishes, clients)
 
 
-def _text_prompt() -> Choice:
+def _text_prompt() -> Decision:
     said = EVIDENCE
-    return Choice(
+    return Decision(
         {"method.name": TEXT},
         (
             "Only a model that knows classes by their names can recognise classes that training never named: FedKgCoOp "
@@ -150,9 +150,9 @@ def _text_prompt() -> Choice:
     )
 
 
-def _own_heads() -> Choice:
+def _own_heads() -> Decision:
     said = EVIDENCE
-    return Choice(
+    return Decision(
         {"method.name": "head-probe"},
         (
             "No two sites hold the same class, so a shared head has nothing in common to learn: give every site a head "
@@ -165,7 +165,7 @@ def _own_heads() -> Choice:
     )
 
 
-def _shared_head(facts: DataFacts, wishes: Wishes, clients: int) -> Choice:
+def _shared_head(facts: DataFacts, wishes: Wishes, clients: int) -> Decision:
     said = EVIDENCE
     alike = clients == len(facts.sites) and facts.skew < ALIKE
     setting = "office" if alike else "people"
@@ -196,10 +196,10 @@ def _shared_head(facts: DataFacts, wishes: Wishes, clients: int) -> Choice:
             f"{said['shops/whole']} to {said['shops/head']} with 1,500 photographs a site."
         )
         names += ["people/fedavg", "people/shares", "shops/whole", "shops/head"]
-    return Choice({"method.name": "pfedvpt", "method.tokens": 0}, tuple(why), tuple(dict.fromkeys(names)))
+    return Decision({"method.name": "pfedvpt", "method.tokens": 0}, tuple(why), tuple(dict.fromkeys(names)))
 
 
-def choose_backbone(facts: DataFacts, wishes: Wishes, method: str) -> Choice:
+def choose_backbone(facts: DataFacts, wishes: Wishes, method: str) -> Decision:
     """Decide which frozen network the images go through, and at how many pixels."""
     own = facts.name == "fashion-shops"
     if method == TEXT and not own and not wishes.download:
@@ -209,10 +209,10 @@ def choose_backbone(facts: DataFacts, wishes: Wishes, method: str) -> Choice:
         )
     if own or not wishes.download:
         name = "clip" if method == TEXT else "vit"
-        why = "The package's own network is enough for the package's own images." if own else _SMALL
-        return Choice({"backbone.name": name}, (why,))
+        enough = "The package's own network is enough for the package's own images."
+        return Decision({"backbone.name": name}, (enough if own else _SMALL,))
     if method == TEXT:
-        return Choice(
+        return Decision(
             {"backbone.name": "clip", "backbone.weights": CLIP, "backbone.size": 224}
             | ({"data.size": 224} if facts.resizes else {}),
             ("CLIP ViT-B/16 is what papers on text prompts use; we have no numbers with it.",),
@@ -224,7 +224,7 @@ def choose_backbone(facts: DataFacts, wishes: Wishes, method: str) -> Choice:
         f"reached {EVIDENCE['office/alone']} on Office-Caltech10, with 62 photographs a site.",
         "Its weights are downloaded once from the Hugging Face hub; without a network, say --no-download.",
     )
-    return Choice(keys | ({"data.size": size} if facts.resizes else {}), why, ("office/alone",))
+    return Decision(keys | ({"data.size": size} if facts.resizes else {}), why, ("office/alone",))
 
 
 _SMALL = (
@@ -233,11 +233,11 @@ _SMALL = (
 )
 
 
-def choose_training(facts: DataFacts, method: str, clients: int) -> Choice:
+def choose_training(facts: DataFacts, method: str, clients: int) -> Decision:
     """Decide how many rounds, epochs and images a batch there are, and the rate."""
     if method == TEXT:
         keys: Keys = {"rounds": 50, "method.epochs": 1, "method.batch": 32, "method.lr": 0.002}
-        return Choice(keys, ("50 rounds of one epoch are the protocol of our benchmark (field/s3-novel).",))
+        return Decision(keys, ("50 rounds of one epoch are the protocol of our benchmark (field/s3-novel).",))
     few = _each(facts, clients) < FEW
     alone = method == "head-probe"
     rate = 0.01 if alone and not few else 0.1
@@ -250,10 +250,10 @@ def choose_training(facts: DataFacts, method: str, clients: int) -> Choice:
         f"{'heads of their own' if alone else 'a shared head with class shares'} reached {found} at a rate of {rate}.",
     )
     keys = {"rounds": 20, "method.epochs": epochs, "method.batch": batch, "method.lr": rate}
-    return Choice(keys, why, (source,))
+    return Decision(keys, why, (source,))
 
 
-def choose_reading(facts: DataFacts, wishes: Wishes, method: str, clients: int) -> Choice:
+def choose_reading(facts: DataFacts, wishes: Wishes, method: str, clients: int) -> Decision:
     """Decide what is measured, what is skipped, and what the server may see."""
     keys: dict[str, object] = {}
     why = []
@@ -277,7 +277,7 @@ def choose_reading(facts: DataFacts, wishes: Wishes, method: str, clients: int) 
             'pip install "promptfed[secure]". Noise promises more (guards.noise) and costs accuracy; we have no table '
             "of how much yet."
         )
-    return Choice(keys, tuple(why))
+    return Decision(keys, tuple(why))
 
 
 # -- what is said besides -------------------------------------------------------------------------------------------
@@ -285,7 +285,11 @@ def choose_reading(facts: DataFacts, wishes: Wishes, method: str, clients: int) 
 
 def cautions(facts: DataFacts, method: str) -> tuple[str, ...]:
     """Return what to know before believing the result."""
-    found = []
+    found = [
+        f"{site} has no training images, so it cannot be a client; leave its images out."
+        for site, count in zip(facts.sites, facts.training, strict=True)
+        if not count
+    ]
     fewest = min(facts.testing)
     if len(facts.sites) > 1 and fewest < FEW_TESTS:
         where = facts.sites[facts.testing.index(fewest)]
