@@ -18,8 +18,8 @@ from support.small_tables import run, small_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
-KEPT = ("pfedpt-t", "pfedpg-", "fedapt-", "relic-", "pfedvpt-")
-PAPERS = ("index", "pfedpt", "pfedpg", "fedapt", "relic", "pfedvpt")
+KEPT = ("pfedpt-t", "pfedpg-", "fedapt-", "relic-", "pfedvpt-", "field-")
+PAPERS = ("index", "pfedpt", "pfedpg", "fedapt", "relic", "pfedvpt", "field")
 NUMBER = re.compile(r"[+-]?\d+\.\d\d+")
 OF_FIGURES = {"0.18", "0.19", "0.17", "0.00"}  # from `promptfed figure`, whose commands the pages show
 TABLES = sorted(path.name for start in KEPT for path in RESULTS.glob(f"{start}*"))

@@ -56,6 +56,7 @@ PLUGIN, ALONE = "pfedpt-t2-cifar10", "pfedpt-t1-cifar10"
 FEDAPT = "fedapt-office"
 RELIC = "relic-clematis"
 RATES = {"0.002": "relic-clematis-0.002", "0.005": RELIC, "0.02": "relic-clematis-0.02"}
+FIELD = ("field-shops-novel",)
 SHOPS = tuple(f"fedapt-shops-{name}" for name in ("t1", "t2", "t3", "t4", "t5", "t6", "fig2"))
 
 
@@ -188,6 +189,22 @@ def personal_table(column: str) -> list[str]:
         ("its rate", [_rate(one["tuned"]) for one in rows]),
         ("at rate 0.1", [_two(one["ours"]["mean"]) if one["row"] not in ("fedavg", "fedrep") else "" for one in rows]),
         ("numbers sent a round", [f"{ours['traffic']['up_floats']:,}" for ours in tuned]),
+    ]
+    return _markdown(title, parts)
+
+
+def field_table(folder: str, column: str) -> list[str]:
+    """Return one column of a table of the field: every method at its best rate, and the measures beside its mean."""
+    found = outcome(folder)
+    title = next(one["title"] for one in found["columns"] if one["name"] == column)
+    rows = [one for one in found["rows"] if one["column"] == column]
+    best = [one["tuned"]["ours"] if one["tuned"] else one["ours"] for one in rows]
+    parts = [
+        ("method", [one["title"] for one in rows]),
+        ("own images, ± over seeds", [_spread(ours) for ours in best]),
+        *((name, [_two(ours["beside"][name]) for ours in best]) for name in found["measures"][1:]),
+        ("its rate", [_rate(one["tuned"]) for one in rows]),
+        ("numbers sent a round", [f"{ours['traffic']['up_floats']:,}" for ours in best]),
     ]
     return _markdown(title, parts)
 
@@ -425,6 +442,11 @@ def relic_page() -> list[list[str]]:
     return [*quality, audit_table()]
 
 
+def field_page() -> list[list[str]]:
+    """Return the field's tables."""
+    return [field_table(folder, one["name"]) for folder in FIELD for one in outcome(folder)["columns"]]
+
+
 PAGES = {
     "index": demo_page,
     "pfedpt": pfedpt_page,
@@ -432,6 +454,7 @@ PAGES = {
     "fedapt": fedapt_page,
     "relic": relic_page,
     "pfedvpt": pfedvpt_page,
+    "field": field_page,
 }
 
 

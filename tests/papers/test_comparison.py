@@ -58,6 +58,15 @@ def test_the_papers_mean_is_over_the_clients_we_have() -> None:
 # -- agreement with the paper -----------------------------------------------------------------------------------------
 
 
+def test_what_stands_beside_the_mean() -> None:
+    runs = {seed: summary(0.5) for seed in (0, 1)}
+    for seed, run in runs.items():
+        run["accuracy"] |= {"worst": 0.2 + 0.2 * seed, "hm": 0.6, "sets": {"novel": {"mean": 0.4, "worst": 0.1}}}
+    ours = pool(runs, {}, 1, "mean", ("worst", "novel", "hm", "base"))
+    assert ours["beside"] == {"worst": 30.0, "novel": 40.0, "hm": 60.0, "base": None}
+    assert "beside" not in pool(runs, {}, 1)
+
+
 def test_ours_minus_the_papers_by_either_measure() -> None:
     both, lost = entry("a", 50.0, 53.5, weighted=61.25), entry("b", None, None)
     assert (both["difference"], difference(both["ours"], both["paper"], "weighted")) == (-3.5, 7.75)

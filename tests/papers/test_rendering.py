@@ -234,6 +234,17 @@ def test_latex_has_one_table_per_column() -> None:
     assert to_latex(outcome()).startswith("% A table\n")
 
 
+def test_measures_beside_the_mean_are_shown_for_ours_and_for_the_best_of_the_grid() -> None:
+    one, two = entry("one", 50.0, None), entry("two", 60.0, None)
+    one["ours"]["beside"] = {"worst": 12.3, "hm": None}
+    two["tuned"] = {"setting": {"method.lr": 1}, "grid": [], "ours": one["ours"], "difference": None}
+    text = to_markdown(outcome(rows=[one, two], measures=["mean", "worst", "hm"]))
+    assert "| method | ours | paper | ours − paper | worst | hm | best of grid |" in text.replace("A | B | ", "")
+    assert "chosen | best of grid, worst | best of grid, hm |" in text
+    assert text.count("12.30") == 2
+    assert "worst: the worst client; hm: harmonic mean of base and novel" in text
+
+
 def test_a_table_from_before_measures_is_still_read(tmp_path: Path) -> None:
     write_table(tmp_path, outcome())
     assert not {"measures", "agreement"} & set(read_table(tmp_path))

@@ -86,6 +86,15 @@ def test_measures(tmp_path: Path) -> None:
         assert read_cells(write(tmp_path, f'measures = ["{name}"]' + TABLE), "small").measures == (name,)
 
 
+def test_measures_beside_the_mean(tmp_path: Path) -> None:
+    wanted = ("mean", "worst", "base", "novel", "hm")
+    text = f"measures = {list(wanted)}"
+    assert read_cells(write(tmp_path, text + TABLE), "small").measures == wanted
+    for wrong in (["mean", "worst", "worst"], ["worst"], ["mean", "weighted", "worst"], ["deployed", "worst"]):
+        with pytest.raises(PromptFedError, match=r'or "mean" with some of worst, p10'):
+            read_cells(write(tmp_path, f"measures = {wrong}" + TABLE), "small")
+
+
 def test_a_table_of_one_column_names_its_cells_by_row(tmp_path: Path) -> None:
     text = 'title = "t"\n[[columns]]\nname = "c"\n[[rows]]\nname = "r"\n'
     assert list(read_cells(write(tmp_path, text), "small").cells()) == ["r"]

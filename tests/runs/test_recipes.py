@@ -150,7 +150,8 @@ def test_every_row_has_the_same_budget_for_tuning(name: str) -> None:
         row for row in find_table(name).rows if known[row.recipe["method"]["name"].removesuffix("+pt")]().traits.learns
     ]
     grids = {tuple(map(len, row.tune.values())) for row in rows}
-    assert grids == {(4,)} or not find_table(name).ranked  # what varies one method is no contest
+    points = 5 if name.startswith("field/") else 4
+    assert grids == {(points,)} or not find_table(name).ranked  # what varies one method is no contest
 
 
 @pytest.mark.parametrize("name", ["t1-office", "t1-domainnet", "t2-cifar", "t3-dermoscopic"])

@@ -9,6 +9,7 @@ import sys
 import typer
 
 from promptfed.cli import trust
+from promptfed.cli.advising import advise
 from promptfed.cli.analysis import audit, compare, figure, generate, quality, report
 from promptfed.cli.costing import plan
 from promptfed.cli.exporting import export
@@ -35,6 +36,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
+    advise,
     run,
     plan,
     demo,

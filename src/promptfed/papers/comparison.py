@@ -40,6 +40,7 @@ class Ours(TypedDict):
     best_weighted: NotRequired[float | None]  # the same in the best round, as received; None if a seed lacks it
     best_local: NotRequired[float | None]  # likewise, right after local training: participants as trained
     adapted: NotRequired[bool]  # the last round's models were adapted, those of other rounds were tested as received
+    beside: NotRequired[dict[str, float | None]]  # more measures of the last round, by name; None if no run has it
     measured: NotRequired[str]  # the features a FID was computed in, and the number of pictures
     per_client: list[float | None]
     before: float | None
@@ -174,7 +175,11 @@ def _measured_how(summary: Mapping[str, Any]) -> str:
 
 
 def pool(
-    summaries: Mapping[int, Mapping[str, Any]], problems: Mapping[int, str], per_round: int, measure: str = "mean"
+    summaries: Mapping[int, Mapping[str, Any]],
+    problems: Mapping[int, str],
+    per_round: int,
+    measure: str = "mean",
+    beside: Sequence[str] = (),
 ) -> Ours:
     """Return the runs of one cell as one value; `summaries` and `problems` are by seed."""
     found = [summaries[seed] for seed in sorted(summaries)]
@@ -199,7 +204,16 @@ def pool(
     }
     if measure == "fid":
         ours["measured"] = "; ".join(dict.fromkeys(filter(None, map(_measured_how, found))))
+    if beside:
+        ours["beside"] = {name: _mean([_percent(_beside(one, name)) for one in accuracies]) for name in beside}
     return ours
+
+
+def _beside(accuracy: Mapping[str, Any], name: str) -> float | None:
+    """Return a measure of the same models as the mean: of one client, or on other images."""
+    others: Mapping[str, float | None] = accuracy.get("sets", {}).get(name, {})
+    own: float | None = accuracy.get(name)
+    return others["mean"] if others else own
 
 
 def paper_result(cell: TableCell, clients: int) -> PaperResult | None:

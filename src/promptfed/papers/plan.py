@@ -9,7 +9,7 @@ from typing import Any, Literal
 from promptfed.core.errors import PromptFedError, choice
 from promptfed.papers.jobs import Job
 from promptfed.runs import config, nested
-from promptfed.runs.cells import PaperTable, TableCell
+from promptfed.runs.cells import BESIDE, PaperTable, TableCell
 from promptfed.runs.config import Recipe
 
 GridValues = dict[str, Any]
@@ -56,6 +56,11 @@ class PlannedTable:
     def measure(self) -> str:
         """Return the table's main measure."""
         return self.table.measures[0]
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """Return the measures that stand beside it and are those of the same models."""
+        return tuple(name for name in self.table.measures if name in BESIDE)
 
 
 def plan_table(table: PaperTable, plan: TablePlan) -> PlannedTable:

@@ -22,6 +22,16 @@ from promptfed.papers.remarks import DIVERGED, NONE, compares_best, remarks, set
 from promptfed.results.report.table import Cell, Column, Table, human_bytes
 
 JSON_FILE, MARKDOWN_FILE = "table.json", "table.md"
+BESIDE = {
+    "worst": "the worst client",
+    "p10": "the client at the 10th percentile",
+    "own-names": "on the own images, only the classes that a client trains on being named",
+    "neighbour": "on the other clients' images",
+    "base": "on all clients' images",
+    "novel": "on images of classes that training never named",
+    "hm": "harmonic mean of base and novel",
+    "cm": "mean of ours and hm",
+}
 LEGENDS = {
     "mean": "mean accuracy of the clients in percent, ± std over seeds",
     "deployed": "accuracy of the server's own model in percent, the mean over domains, ± std over seeds",
@@ -124,8 +134,10 @@ def _view(heading: Heading, entries: Sequence[CellResult], measures: Sequence[st
         parts += _weighted(entries)
     if any("best_weighted" in entry["ours"] for entry in entries) and "weighted" in measures:
         parts += _best_rounds(entries, paper_measure(measures))
+    parts += _beside([entry["ours"] for entry in entries], measures)
     if any(entry["tuned"] for entry in entries):
         parts += _tuned(entries, paper_measure(measures))
+        parts += _beside([entry["tuned"]["ours"] if entry["tuned"] else None for entry in entries], measures, "tuned")
     if measures[0] == "fid":
         shown = [_text(entry["ours"].get("measured") or NONE) for entry in entries]
         parts.append((Column("measured", "features, pictures drawn, real images", ("measured",), False), shown))
@@ -151,6 +163,18 @@ def _weighted(entries: Sequence[CellResult]) -> list[tuple[Column, list[Cell]]]:
         (Column("weighted", "every test image counts once, not every client", ("weighted",)), shown),
         (Column("weighted − paper", "", ("weighted_difference",)), apart),
     ]
+
+
+def _beside(
+    found: Sequence[Ours | None], measures: Sequence[str], whose: str = "ours"
+) -> list[tuple[Column, list[Cell]]]:
+    """Lay out further measures of the models whose mean is shown, of the table's setting or of the grid's best."""
+    parts = []
+    for name in (name for name in measures if name in BESIDE):
+        shown = [_text(two_decimals(one.get("beside", {}).get(name) if one else None)) for one in found]
+        title, legend = (name, BESIDE[name]) if whose == "ours" else (f"best of grid, {name}", "")
+        parts.append((Column(title, legend, (f"{whose}_{name}",)), shown))
+    return parts
 
 
 def _best_rounds(entries: Sequence[CellResult], measure: str) -> list[tuple[Column, list[Cell]]]:

@@ -145,13 +145,15 @@ def _execute(
 # -- what came out --------------------------------------------------------------------------------------------------
 
 
-def _pooled(jobs: Sequence[Job], done: Mapping[Path, JobResult], measure: str) -> Ours:
+def _pooled(jobs: Sequence[Job], done: Mapping[Path, JobResult], planned: PlannedTable) -> Ours:
     """Return the runs of one cell or grid point, which differ only in their seed, as one value."""
     results = {job.recipe.seed: done[job.folder] for job in jobs}
     summaries = {seed: one.summary for seed, one in results.items() if one.summary is not None}
     problems = {seed: one.problem for seed, one in results.items() if one.problem}
     recipe = jobs[0].recipe
-    return pool(summaries, problems, recipe.per_round or recipe.clients - recipe.newcomers, measure)
+    return pool(
+        summaries, problems, recipe.per_round or recipe.clients - recipe.newcomers, planned.measure, planned.beside
+    )
 
 
 def _entry(
@@ -159,11 +161,11 @@ def _entry(
 ) -> CellResult:
     """Return one cell: our result with the paper's settings, and with the best of its grid if there is one."""
     cell, grid = planned.cells[name], planned.trials[name]
-    ours = _pooled(planned.jobs[name], done, planned.measure)
+    ours = _pooled(planned.jobs[name], done, planned)
     paper = paper_result(cell, compared_clients(planned.table, cell, planned.settings[name]))
     tuned: Tuned | None = None
     if grid:
-        runs = _pooled(again, done, planned.measure) if again else pool({}, {}, 1)
+        runs = _pooled(again, done, planned) if again else pool({}, {}, 1)
         tuned = {
             "setting": best,
             "grid": [_tried(setting, done[job.folder], planned.measure) for setting, job in grid],

@@ -10,7 +10,9 @@
                            both "best-round" if the paper prints the best of all rounds; or
                            "deployed", the server's own model on every domain (`clients` are then the domains); or
                            "trained", every client's model before the last aggregation; or
-                           "fid", of the server's word, once `promptfed quality` has measured it
+                           "fid", of the server's word, once `promptfed quality` has measured it; or
+                           "mean" and any of "worst" and "p10" (of the clients), "own-names", "neighbour", "base",
+                           "novel", "hm" and "cm" (on other images, see `evaluate.sets`)
     ranked                 false if the rows are not methods of the paper, whose order could be compared with its order
     deviations, notes      sentences to print under the table
 
@@ -28,6 +30,7 @@ from promptfed.core.errors import PromptFedError, choice
 
 SUFFIX = ".table.toml"
 MEASURES = ("mean", "weighted", "best-round", "deployed", "trained", "fid")
+BESIDE = ("worst", "p10", "own-names", "neighbour", "base", "novel", "hm", "cm")  # "mean" may have these beside it
 ALLOWED = ["mean"], ["mean", "weighted"], ["mean", "weighted", "best-round"], ["deployed"], ["trained"], ["fid"]
 Content = dict[str, Any]
 Grid = Mapping[str, tuple[Any, ...]]
@@ -223,10 +226,14 @@ def _measures(content: Content, where: str) -> tuple[str, ...]:
     """Read what to show; the first is the headline."""
     given = content.get("measures", ["mean"])
     for name in given if isinstance(given, list) else [given]:
-        if name not in MEASURES:
-            raise choice("measure", str(name), MEASURES, where)
-    if given not in ALLOWED:
-        raise PromptFedError(f'measures in {where} must be {", ".join(map(json.dumps, ALLOWED[:-1]))} or ["fid"].')
+        if name not in MEASURES + BESIDE:
+            raise choice("measure", str(name), MEASURES + BESIDE, where)
+    beside = isinstance(given, list) and given[:1] == ["mean"] and set(given[1:]) <= {*BESIDE}
+    if given not in ALLOWED and not (beside and len(set(given)) == len(given)):
+        raise PromptFedError(
+            f'measures in {where} must be {", ".join(map(json.dumps, ALLOWED[:-1]))} or ["fid"], or "mean" with some '
+            f"of {', '.join(BESIDE)}."
+        )
     return tuple(given)
 
 
