@@ -5,6 +5,7 @@ import pytest
 from promptfed.core.method import Method
 from promptfed.methods.clip_fc import CLIPFC
 from promptfed.methods.clip_zs import CLIPZS
+from promptfed.methods.dp_fpl import DPFPL
 from promptfed.methods.fed_cocoop import FedCoCoOp
 from promptfed.methods.fedapt import FedAPT
 from promptfed.methods.fedavg import FedAvg
@@ -96,6 +97,8 @@ VARIANTS: dict[str, Method] = {
     "fedkgcoop": FedKgCoOp(guide=0.1, tokens=2, lr=0.02, batch=8),
     "fedkgcoop of FedTPG": FedKgCoOp(guide=0.1, over="own", count="clients", tokens=2, lr=0.02, batch=8),
     "fedpgp": FedPGP(tokens=2, rank=2, lr=0.02, epochs=1, batch=8),
+    "dp-fpl": DPFPL(tokens=3, rank=2, noise=0.1, steps=2, lr=0.05, batch=8),
+    "dp-fpl with clipped batches": DPFPL(clipping="batch", tokens=3, rank=2, noise=0.01, lr=0.05, batch=8),
     "fedclip": FedCLIP(lr=0.01, batch=8),
     "fedclip of FedAPT": FedCLIP(adapter="sigmoid", optimiser="sgd", lr=0.05, weight_decay=1e-5, batch=8),
     "fedclip in the batch": FedCLIP(against="batch", lr=0.01, batch=8),
