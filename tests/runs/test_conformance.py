@@ -32,6 +32,7 @@ from promptfed.methods.promptfolio import PromptFolio
 from promptfed.methods.relic import RELIC, FedCPW, FedProto, FedTI, TICentral, TILocal
 from promptfed.methods.resnet_full import ResNetFull
 from promptfed.methods.resnet_tuning import ResNetTuning
+from promptfed.methods.sgpt import SGPT
 from promptfed.methods.singleset_full import SingleSetFull
 from promptfed.methods.singleset_vpt import SingleSetVPT
 from promptfed.methods.vit_full import ViTFull
@@ -99,6 +100,9 @@ VARIANTS: dict[str, Method] = {
     "fedpgp": FedPGP(tokens=2, rank=2, lr=0.02, epochs=1, batch=8),
     "dp-fpl": DPFPL(tokens=3, rank=2, noise=0.1, steps=2, lr=0.05, batch=8),
     "dp-fpl with clipped batches": DPFPL(clipping="batch", tokens=3, rank=2, noise=0.01, lr=0.05, batch=8),
+    "sgpt": SGPT(shared=1, grouped=1, lr=0.05, epochs=1, batch=8),
+    "sgpt with a vote": SGPT(vote=True, query=1, shared=1, grouped=1, groups=3, lr=0.05, epochs=1, batch=8),
+    "sgpt without groups": SGPT(shared=2, grouped=0, lr=0.05, epochs=1, batch=8),
     "fedclip": FedCLIP(lr=0.01, batch=8),
     "fedclip of FedAPT": FedCLIP(adapter="sigmoid", optimiser="sgd", lr=0.05, weight_decay=1e-5, batch=8),
     "fedclip in the batch": FedCLIP(against="batch", lr=0.01, batch=8),
