@@ -35,10 +35,10 @@ class SGPT(Method):
     }
     quick: ClassVar = {
         "rounds": 5,
-        "method": {"epochs": 1},
+        "method": {"epochs": 2, "lr": 0.03},
         "data": {"name": "fashion-shops", "limit": 5},
         "partition": {"name": "domain"},
-        "evaluate": {"every": 5},
+        "evaluate": {"every": 5, "after": False},
     }
 
     shared: Count = 3  # the first blocks, each with a shared token
