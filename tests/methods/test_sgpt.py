@@ -208,7 +208,7 @@ def test_a_client_alone_does_what_it_does_in_the_stack() -> None:
 
 @pytest.mark.parametrize(("preset", "classes", "floats"), [("cifar", 100, 141_412), ("office", 10, 20_746)])
 def test_what_travels(preset: str, classes: int, floats: int) -> None:
-    method = make(SGPT, SGPT.presets[preset] | {"epochs": 1}, "method")
+    method = make(SGPT, {**SGPT.presets[preset], "epochs": 1}, "method")
     where = task(Sums(classes=classes, width=768, depth=12))
     data = dealt(method, where, dataset([WHITE, BLACK], [0, 1]), [2]).data([0], 0, stacked=False)
     server = method.init_server(where, rng())
