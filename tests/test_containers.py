@@ -92,6 +92,7 @@ def test_the_image_of_sites_is_a_coordinator_and_a_site(builder: Builder, tmp_pa
         assert image.start(doctor, place, log).wait(PATIENCE) == 0, log.read_text()
         site = image.start(["join", "/kit/kit.zip", "--data", "/data", "--home", "/state"], place, log)
         started.append(site)
+        until(lambda: "its log is /state/site.log" in log.read_text() or site.poll() is not None, PATIENCE)
         healthy(image, site, "/state", log)
         assert status(server) == status(site) == NOBODY_ELSE
         words = ["fedavg", "rounds=1", "device=cpu", "backbone.channels=[4, 4]", "backbone.hidden=[8]"]

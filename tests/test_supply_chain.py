@@ -164,6 +164,8 @@ KNOWN = {
     ): "CIFAR's official files are pickles: this one makes arrays, calls nothing",
     ("runs/checks.py", "pickle.dumps"): "a method's object goes through a pickle that is made in the same line",
     ("runs/checks.py", "pickle.loads"): "as above",
+    ("core/group.py", "pickle.dumps"): "between the processes of one run, as torch.distributed itself does",
+    ("core/group.py", "pickle.loads"): "as above; docs/clusters.md says that their network must be one you trust",
     ("runs/catalogue.py", "eval"): "declarations in the source of installed packages",
     (
         "analysis/picture_features.py",

@@ -12,6 +12,7 @@ seed alone. It ends with exit code 1 if any run differs, or if a killed run cann
 import argparse
 import multiprocessing
 import os
+import pkgutil
 import random
 import re
 import signal
@@ -27,6 +28,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+import promptfed.methods
 from promptfed.backbones import BACKBONES
 from promptfed.backbones.painter import Painter
 from promptfed.backbones.residual import ResNetArch
@@ -34,8 +36,9 @@ from promptfed.backbones.resnet import LoadedResNet, ResNet
 from promptfed.core import options
 from promptfed.core.files import unsealed, unsealed_toml
 from promptfed.federation import loop
+from promptfed.federation.segments import open_segment
 from promptfed.federation.store import Store
-from promptfed.runs import config, execution, registry, resuming
+from promptfed.runs import config, registry, resuming
 
 Words = tuple[str, ...]
 SHARED = ("clients=4", "per_round=2", "rounds=5", "checkpoint_seconds=0", "device=cpu")
@@ -168,7 +171,8 @@ def _die_at(number: int, folder: str) -> list[str]:
 def begin(method: str, words: Words, folder: Path, dying: int = 0) -> Any:
     """Return a process at work on a run, forked from one that has imported everything."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__"])
+    modules = (f"promptfed.methods.{one.name}" for one in pkgutil.iter_modules(promptfed.methods.__path__))
+    context.set_forkserver_preload(["promptfed.runs.runner", "promptfed.results.report", *modules])
     folder.parent.mkdir(exist_ok=True)
     process = context.Process(target=work, args=(method, words, folder, dying))
     process.start()
@@ -213,7 +217,10 @@ def _checkpoint(folder: Path) -> Iterator[tuple[str, object]]:
     store = Store(lambda client: {}, folder)
     store.restore(personal)
     yield "files beside the committed ones", {path.name for path in folder.iterdir()} - {server, *personal}
-    for client in sorted({client for entry in personal.values() for client in entry["clients"]}):
+    held = {
+        client for name, entry in personal.items() for client in open_segment(folder / name, entry).clients.tolist()
+    }
+    for client in sorted(held):
         yield f"client {client}", _bits(store.get(client))
     yield "server", _bits(load_file(folder / server))
 
@@ -316,17 +323,5 @@ def main() -> int:
     return int(differing > 0)
 
 
-def warm() -> None:
-    """Make a run in the process that all others are forked from: it has then imported and compiled everything."""
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as place:
-        _, words = cases()["fedavg"]
-        images = str(write_images(Path(place) / "images.npz"))
-        few = [word.replace("{images}", images) for word in words]
-        execution.start(config.load_one("fedavg", few), Path(place) / "run")
-
-
 if __name__ == "__main__":
     sys.exit(main())
-if __name__ == "__mp_main__":
-    warm()

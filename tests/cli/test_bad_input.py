@@ -18,7 +18,8 @@ from PIL import Image
 from promptfed.core.method import Method, Task
 from promptfed.core.protocols import Data
 from promptfed.core.tree import Tree
-from promptfed.federation import store
+from promptfed.federation import segments, store
+from promptfed.federation.segments import Segment
 from support.command import Done, environment, promptfed, sentence
 from support.stopped_runs import bits, same
 from support.tiny_runs import tiny, write_images
@@ -331,7 +332,7 @@ def full(*given: object, **more: object) -> int:
     "place",
     [
         "promptfed.federation.loop.write_tree",
-        "promptfed.federation.store.write_tree",
+        "promptfed.federation.store.write_segment",
         "promptfed.results.folder.record.write_sealed",
     ],
 )
@@ -357,16 +358,16 @@ def test_a_full_disk_keeps_the_last_checkpoint(
 
 def test_a_disk_full_while_a_round_is_taken_over(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["pfedpt", *tiny(images, "checkpoint_seconds=1000", "rounds=4", "fleet.memory_mb=0.001")]
-    real, failed = store.write_tree, list[Path]()
+    real, failed = segments.write_segment, list[Path]()
 
-    def once(path: Path, content: Tree) -> int:
+    def once(path: Path, *content: Any) -> Segment:
         if not failed and path.parents[1].joinpath("rounds.jsonl").read_text().count("\n") == 3:
             failed.append(path)
             full()
-        return real(path, content)
+        return real(path, *content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "write_tree", once)
+        patch.setattr(store, "write_segment", once)
         assert "No space left" in sentence(promptfed("run", *words, "--out", tmp_path / "run"))
     assert failed
     assert promptfed("run", "--resume", tmp_path / "run").code == 0

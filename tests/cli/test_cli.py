@@ -10,6 +10,7 @@ import sys
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -143,11 +144,11 @@ def test_a_sweep_goes_on_where_it_stopped(images: Path, tmp_path: Path, monkeypa
     words = ["run", "local", *tiny(images, "rounds=1", "seed=[3,4,5]"), "--out", str(tmp_path / "a sweep")]
     start, started = execution.start, list[str]()
 
-    def interrupted(recipe: config.Recipe, folder: Path, track: tuple[str, ...] = ()) -> runner.Result:
+    def interrupted(recipe: config.Recipe, folder: Path, **more: Any) -> runner.Result:
         started.append(folder.name)
         if started == ["seed=3", "seed=4"]:
             raise KeyboardInterrupt
-        return start(recipe, folder, track=track)
+        return start(recipe, folder, **more)
 
     monkeypatch.setattr(execution, "start", interrupted)
     done = promptfed(*words)

@@ -52,6 +52,19 @@ def test_one_can_wait_for_a_site_to_become_well(tmp_path: Path) -> None:
         timer.join()
 
 
+def test_one_can_wait_for_a_site_that_has_nothing_yet(tmp_path: Path) -> None:
+    def join() -> None:
+        with joined(tmp_path):
+            assert left.wait(60)
+
+    left = threading.Event()
+    timer = threading.Timer(0.7, join)
+    timer.start()
+    assert promptfed("sites", "health", tmp_path, "--wait", "60").code == 0
+    left.set()
+    timer.join()
+
+
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     assert "is neither a coordinator's folder" in sentence(promptfed("sites", "health", tmp_path))
     assert "does not exist; give a kit" in sentence(promptfed("sites", "doctor", tmp_path / "nowhere"))

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -92,3 +93,49 @@ def test_a_cached_backbone_returns_what_it_is_given() -> None:
     assert cached(head, x).tolist() == [[8.0, 9.0]]
     assert cached.token_width == net.token_width
     assert cached.fingerprint == net.fingerprint
+
+
+@pytest.mark.parametrize("kind", ["features", "views"])
+def test_computing_them_goes_on_where_it_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    def made() -> Tensor:
+        return features_of(IMAGES, network(), CPU) if kind == "features" else views_of(IMAGES, network(), CPU, 1)
+
+    monkeypatch.setattr("promptfed.data.features.BATCH", 1)
+    monkeypatch.setattr("promptfed.data.features.NOTED", 2)
+    straight = made()
+    for path in (tmp_path / "features").iterdir():
+        path.unlink()
+    plain = LoadedViT.features
+    calls: list[int] = []
+
+    def counted(
+        self: LoadedViT, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, noise: Tree | None = None
+    ) -> Tensor:
+        calls.append(len(calls))
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return plain(self, weights, x, tokens=tokens, noise=noise)
+
+    monkeypatch.setattr(LoadedViT, "features", counted)
+    with pytest.raises(KeyboardInterrupt):
+        made()
+    assert made().equal(straight)
+    assert len(calls) == 4 + 1 + 3  # the first again, and what came after the first two
+    assert [path.suffix for path in (tmp_path / "features").iterdir()] == [".npy"]
+
+
+def test_large_ones_are_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = features_of(IMAGES, network(), CPU)
+    monkeypatch.setattr("promptfed.data.features.MAPPED_BYTES", 0)
+    opened: list[object] = []
+    load = np.load
+
+    def noted(path: Path, *, mmap_mode: Any) -> Any:
+        opened.append(mmap_mode)
+        return load(path, mmap_mode=mmap_mode)
+
+    monkeypatch.setattr(np, "load", noted)
+    assert features_of(IMAGES, network(), CPU).equal(small)
+    assert opened == ["c"]

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from support.datasets import dataset_of
 
 Case = tuple[str, dict[str, object], Dataset, int]
 NATIVE = [name for name in PARTITIONS if not name.startswith("pfllib-") and name != "aspects"]  # it looks at pictures
-RANDOM = [name for name in NATIVE if name not in ("disjoint", "domain")]
+RANDOM = [name for name in NATIVE if name not in ("disjoint", "disjoint-random", "domain")]
 
 
 def even(classes: int, train: int, test: int, domains: int = 1) -> Dataset:
@@ -26,7 +27,7 @@ def even(classes: int, train: int, test: int, domains: int = 1) -> Dataset:
     return dataset_of(np.tile(block, domains), np.tile(flags, domains), regions)
 
 
-def joined(parts: tuple[Any, ...]) -> list[int]:
+def joined(parts: Sequence[Any]) -> list[int]:
     return [int(i) for part in parts for i in part]
 
 
@@ -59,6 +60,8 @@ def cases(draw: st.DrawFn, names: list[str] = NATIVE) -> Case:
     if name == "disjoint":
         each = draw(st.integers(1, len(dataset.classes)))
         return name, {"classes_per_client": each}, dataset, draw(st.integers(1, len(dataset.classes) // each))
+    if name == "disjoint-random":
+        return name, {}, dataset, draw(st.integers(1, len(dataset.classes)))
     if name == "equal":
         return name, {"each": draw(st.integers(1, int(train.sum()) // clients))}, dataset, clients
     if name.startswith("domain-"):
@@ -351,6 +354,7 @@ def test_names_are_those_of_a_recipe() -> None:
         "dirichlet",
         "pathological",
         "disjoint",
+        "disjoint-random",
         "quantity",
         "equal",
         "aspects",

@@ -3,11 +3,13 @@
 import io
 import logging
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from promptfed.data import parsed, photos
 from promptfed.data.photos import Album, Photo, first, read_album
@@ -83,7 +85,7 @@ def test_where_nothing_can_be_written_the_images_are_in_memory(
     assert data.images.flags.writeable
 
 
-@pytest.mark.parametrize(("module", "function"), [(photos, "_header"), (np, "save")], ids=["images", "labels"])
+@pytest.mark.parametrize(("module", "function"), [(photos, "growing"), (np, "save")], ids=["images", "labels"])
 def test_a_full_disk_costs_the_copy_and_not_the_run(
     tmp_path: Path,
     home: Path,
@@ -121,3 +123,34 @@ def test_first_counts_training_photographs_of_each_class_and_domain() -> None:
     ]
     assert [one.path.name for one in first(listed, 1)] == ["0", "2", "3", "4", "5"]
     assert first(listed, 0) == first(listed, 2) == listed
+
+
+def test_decoding_goes_on_where_it_was_stopped(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    greys = album(tmp_path / "greys", 23)
+    greys.photos[4].path.write_bytes(b"not an image")  # left out, before and after
+    greys.photos[15].path.write_bytes(b"nor is this")
+    monkeypatch.setattr(photos, "NOTED", 4)
+    monkeypatch.setattr(photos, "AHEAD", 1)
+    read: list[Photo] = []
+
+    def stopped(photo: Photo) -> Image.Image:
+        if len(read) == 14:
+            raise KeyboardInterrupt
+        read.append(photo)
+        return photos.open_file(photo)
+
+    with pytest.raises(KeyboardInterrupt):
+        read_album(replace(greys, read=stopped), 8, True, "folders")
+    (part,) = (home / "folders").glob("*/.*.part")
+    assert {path.stat().st_mode & 0o077 for path in part.glob("images*")} == {0}
+    again: list[Photo] = []
+
+    def counted(photo: Photo) -> Image.Image:
+        again.append(photo)
+        return photos.open_file(photo)
+
+    found = read_album(replace(greys, read=counted), 8, True, "folders")
+    assert again == list(greys.photos[12:])  # twelve were on the disk
+    assert found.images[:, 0, 0, 0].tolist() == [n for n in range(23) if n not in (4, 15)]
+    assert len(found.labels) == 21
+    assert not list((home / "folders").glob("*/.*"))

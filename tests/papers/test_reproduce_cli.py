@@ -154,7 +154,7 @@ def test_the_page_names_every_grid() -> None:
     found: dict[str, set[tuple[float, ...]]] = {}
     for name in registry.tables():
         rows = find_table(name).rows
-        rates = {tuple(row.tune["method.lr"]) for row in rows if row.tune}
+        rates = {tuple(row.tune["method.lr"]) for row in rows if "method.lr" in row.tune}
         place = name if name in told else f"{name.split('/')[0]}/*"
         found[place] = found.get(place, set()) | rates
     assert found == told

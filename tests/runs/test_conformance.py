@@ -1,5 +1,7 @@
 """Every method keeps every promise, in every variant; a failure names the method and the promise."""
 
+from pathlib import Path
+
 import pytest
 
 from promptfed.core.method import Method
@@ -7,23 +9,30 @@ from promptfed.methods.clip_fc import CLIPFC
 from promptfed.methods.clip_zs import CLIPZS
 from promptfed.methods.dp_fpl import DPFPL
 from promptfed.methods.fed_cocoop import FedCoCoOp
+from promptfed.methods.fed_lora import FedITLoRA, FedSALoRA, FFALoRA
 from promptfed.methods.fedapt import FedAPT
 from promptfed.methods.fedavg import FedAvg
 from promptfed.methods.fedbabu import FedBABU
 from promptfed.methods.fedclip import FedCLIP
 from promptfed.methods.fedkgcoop import FedKgCoOp
+from promptfed.methods.fedmaple import FedMaPLe
 from promptfed.methods.fedmtl import FedMTL
+from promptfed.methods.fedotp import FedOTP
 from promptfed.methods.fedper import FedPer
 from promptfed.methods.fedpgp import FedPGP
 from promptfed.methods.fedprox import FedProx
 from promptfed.methods.fedrep import FedRep
 from promptfed.methods.fedrod import FedRoD
+from promptfed.methods.fedtpg import FedTPG
 from promptfed.methods.fedvpt import FedVPT
 from promptfed.methods.fedvpt_d import FedVPTDeep
+from promptfed.methods.flora import FedExLoRA, FLoRA
 from promptfed.methods.head_probe import HeadProbe
 from promptfed.methods.local_only import Local
 from promptfed.methods.moon import Moon
 from promptfed.methods.per_fedavg import PerFedAvg
+from promptfed.methods.pfedmma import PFedMMA
+from promptfed.methods.pfedmoap import PFedMoAP
 from promptfed.methods.pfedpg import PFedPG
 from promptfed.methods.pfedpt import PFedPT
 from promptfed.methods.pfedvpt import PFedVPT
@@ -37,8 +46,9 @@ from promptfed.methods.singleset_full import SingleSetFull
 from promptfed.methods.singleset_vpt import SingleSetVPT
 from promptfed.methods.vit_full import ViTFull
 from promptfed.methods.vit_tuning import ViTTuning
-from promptfed.runs.checks import PROMISES, check_method
+from promptfed.runs.checks import PROMISES, check_method, toy_loop
 from promptfed.runs.registry import methods
+from support.ranked import Case, differences
 
 # fewer epochs than the defaults: the promises are the same, the suite is faster
 VARIANTS: dict[str, Method] = {
@@ -103,6 +113,26 @@ VARIANTS: dict[str, Method] = {
     "sgpt": SGPT(shared=1, grouped=1, lr=0.05, epochs=1, batch=8),
     "sgpt with a vote": SGPT(vote=True, query=1, shared=1, grouped=1, groups=3, lr=0.05, epochs=1, batch=8),
     "sgpt without groups": SGPT(shared=2, grouped=0, lr=0.05, epochs=1, batch=8),
+    "fedtpg": FedTPG(tokens=2, lr=0.02, batch=8),
+    "fedtpg naming all classes": FedTPG(over="all", count="images", tokens=2, lr=0.02, batch=8),
+    "fedotp": FedOTP(tokens=2, lr=0.02, batch=8),
+    "fedotp with balanced transport": FedOTP(transport="balanced", tokens=2, lr=0.02, batch=8),
+    "fedmaple": FedMaPLe(lr=0.02, batch=8),
+    "fedmaple without maps": FedMaPLe(coupled=False, tokens=5, lr=0.02, batch=8),
+    "pfedmoap": PFedMoAP(tokens=2, lr=0.02, epochs=1, batch=8),
+    "pfedmoap with experts at random": PFedMoAP(select="random", experts=2, tokens=2, lr=0.02, epochs=1, batch=8),
+    "pfedmoap without experts": PFedMoAP(experts=1, tokens=2, lr=0.02, epochs=1, batch=8),
+    "fedit-lora": FedITLoRA(lr=0.01, batch=8),
+    "fedit-lora with a head": FedITLoRA(head="shared", parts="all", last=1, lr=0.01, batch=8),
+    "ffa-lora": FFALoRA(lr=0.01, batch=8),
+    "ffa-lora of texts by SGD": FFALoRA(towers="text", optimiser="sgd", momentum=0.9, lr=0.1, batch=8),
+    "fedsa-lora": FedSALoRA(lr=0.01, batch=8),
+    "fedsa-lora of B with a head of one's own": FedSALoRA(share="b", head="own", parts="attention", lr=0.01, batch=8),
+    "flora": FLoRA(lr=0.01, batch=8),
+    "fedex-lora": FedExLoRA(lr=0.01, batch=8),
+    "pfedmma": PFedMMA(width=4, lr=0.0005, scale=0.1, batch=8),
+    "pfedmma of texts": PFedMMA(towers="text", share="all", width=4, lr=0.001, scale=0.1, batch=8),
+    "pfedmma of images alone": PFedMMA(towers="image", share="none", width=4, lr=0.001, scale=0.1, batch=8),
     "fedclip": FedCLIP(lr=0.01, batch=8),
     "fedclip of FedAPT": FedCLIP(adapter="sigmoid", optimiser="sgd", lr=0.05, weight_decay=1e-5, batch=8),
     "fedclip in the batch": FedCLIP(against="batch", lr=0.01, batch=8),
@@ -139,3 +169,21 @@ def test_no_method_is_left_out() -> None:
 @pytest.mark.parametrize(("variant", "promise"), CASES)
 def test_promise(variant: str, promise: str) -> None:
     check_method(VARIANTS[variant], only=promise)
+
+
+# -- where several processes share a run ---------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+def test_several_processes_give_the_very_numbers_of_one(size: int, tmp_path: Path) -> None:
+    cases: dict[str, Case] = {name: (toy_loop, method, {}) for name, method in VARIANTS.items()}
+    assert {name: what for name, what in differences(size, cases, tmp_path).items() if what} == {}
+
+
+@pytest.mark.slow
+def test_so_they_do_with_stacks_that_stay_together(tmp_path: Path) -> None:
+    more = {"fleet": "stacked", "width": 2, "per_round": 0}
+    cases: dict[str, Case] = {name: (toy_loop, method, more) for name, method in VARIANTS.items()}
+    # the stacks in which clients are tested are others, so the last digits of a loss may differ
+    assert {name: what for name, what in differences(2, cases, tmp_path, exact=False).items() if what} == {}

@@ -217,16 +217,49 @@ OPTIONS = [
     "-",
     "--track",
     "--workers",
+    "--json",
+    "--client",
+    "--port",
+    "--name",
 ]
-COMMANDS = ["compare", "report", "bundle", "predict", "track", "export", "quality", "figure", "plan", "check", "token"]
+COMMANDS = [
+    *("compare", "report", "bundle", "predict", "forget", "track", "export", "quality", "audit", "generate", "figure"),
+    *(
+        "plan",
+        "tune",
+        "run",
+        "reproduce",
+        "check",
+        "token",
+        "token add",
+        "token list",
+        "serve",
+        "list",
+        "new",
+        "new method",
+    ),
+    *(
+        "data",
+        "data add",
+        "data inspect",
+        "data status",
+        "sites",
+        "sites init",
+        "sites join",
+        "sites status",
+        "sites run",
+    ),
+]
+WORDS = ["nowhere", "", "🦆", "x=1", "seed=[1", "-1", "a/../b", "file:x", "9" * 30]
 
 
 def test_spoiled_commands_have_a_right_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No command gets as far as training: none of the folders is there."""
     monkeypatch.chdir(tmp_path)
     rng, runner = random.Random(2), CliRunner()
-    for number in range(150):
-        words = [rng.choice(COMMANDS), *(rng.choice([*OPTIONS, "nowhere", "", "🦆"]) for _ in range(rng.randint(0, 3)))]
+    for number in range(400):
+        given = (rng.choice([*OPTIONS, *WORDS]) for _ in range(rng.randint(0, 3)))
+        words = [*rng.choice(COMMANDS).split(), *given]
         done = runner.invoke(app, words)
         known = done.exception is None or isinstance(done.exception, SystemExit | PromptFedError | OSError)
         assert known, (number, words, done.exception)

@@ -16,7 +16,7 @@ from support.scripts import ROOT, load_script
 from support.stopped_runs import assert_same, bits, content
 from support.tiny_runs import tiny, write_images
 
-FEW = ("relic", "newcomers of fedavg", "stacked pfedpt")
+FEW = ("relic", "stacked pfedpt")
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,9 @@ def test_a_run_stopped_at_its_very_end_lacks_nothing_when_it_is_resumed(
     assert done.code == 130
     assert (folder / "summary.json").is_file() == finished
     assert resumed(folder) == 0
-    assert content(folder).keys() == content(straight).keys()
+    # which files the checkpoint consists of depends on when it was written
+    found, wanted = ({name for name in content(one) if not name.startswith("checkpoint")} for one in (folder, straight))
+    assert found == wanted
     assert_same(bits(folder), bits(straight))
 
 

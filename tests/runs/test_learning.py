@@ -37,6 +37,19 @@ def test_tables_that_change_nothing_leave_no_trace() -> None:
     assert (spelt.schedule, spelt.train, spelt.to_toml(), spelt.hash) == ({}, {}, plain.to_toml(), plain.hash)
 
 
+def test_a_methods_own_schedule_is_where_its_recipes_start() -> None:
+    names = [config.load_one("fedtpg", words).schedule["name"] for words in ([], ["schedule.warmup=2"])]
+    assert names == ["cosine", "cosine"]
+    assert config.load_one("fedtpg", ["schedule.warmup=2"]).schedule["warmup"] == 2
+
+
+def test_another_schedule_than_the_methods_own_is_read_back(tmp_path: Path) -> None:
+    chosen = config.load_one("fedtpg", ["schedule.name=constant"])
+    (tmp_path / "recipe.toml").write_text(chosen.to_toml())
+    again = config.load_one(str(tmp_path / "recipe.toml"), [])
+    assert (again.schedule["name"], again.hash) == ("constant", chosen.hash)
+
+
 def test_a_recipe_keeps_what_it_was_given() -> None:
     recipe = one(*WORDS)
     assert recipe.schedule == {"name": "step", "warmup": 0, "floor": 0.0, "every": 1, "gamma": 0.1}

@@ -77,10 +77,13 @@ def test_a_sites_machine_before_and_after_it_has_joined(tmp_path: Path) -> None:
 
 
 def test_a_kit_that_is_none_is_told_and_the_rest_is_still_examined(tmp_path: Path) -> None:
-    kit = make_kit(tmp_path, days=-1)
-    found = by_check(examine(kit))
+    expired = by_check(examine(make_kit(tmp_path, days=-1)))
+    assert expired["certificate"].verdict == "failed"
+    assert "it must be renewed" in expired["certificate"].says
+    none = tmp_path / "none.zip"
+    none.write_bytes(b"not a kit")
+    found = by_check(examine(none))
     assert found["certificate"].verdict == "failed"
-    assert "it must be renewed" in found["certificate"].says
     assert found["packages"].verdict == "ok"
     assert "port" not in found
     with pytest.raises(PromptFedError, match=r"does not exist; give a kit"):

@@ -77,7 +77,8 @@ class Image:
 
     def start_command(self, command: Sequence[str], volumes: Sequence[Volume], log: Path) -> "subprocess.Popen[bytes]":
         """Start any command of the image."""
-        places = [str(part) for volume in volumes for part in volume]
+        hosts = (Path("/etc/hosts"), "/etc/hosts", "ro")  # as Docker gives every container one
+        places = [str(part) for volume in (hosts, *volumes) for part in volume]
         given = [str(self.tree), *places, "--", self.user, str(self.config["WorkingDir"]), *command]
         space = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c", ENTER, "enter"]
         with log.open("ab") as out:
@@ -96,7 +97,7 @@ def first_process(started: "subprocess.Popen[bytes]", seconds: float = 60) -> in
     ends, children = time.monotonic() + seconds, Path(f"/proc/{started.pid}/task/{started.pid}/children")
     while started.poll() is None and time.monotonic() < ends:
         found = children.read_text().split()
-        if found and str(Path(f"/proc/{found[0]}/root").readlink()) != "/":
+        if found and Path(f"/proc/{found[0]}/root").readlink() != Path("/"):
             return int(found[0])
         time.sleep(0.05)
     raise AssertionError(f"it has not started, or has ended with {started.poll()}")

@@ -7,15 +7,15 @@ import numpy as np
 import torch
 
 from promptfed.core.method import Method
+from promptfed.core.ranks import ALONE, Ranks
 from promptfed.data.dataset import Dataset
 from promptfed.data.shares import Partition
 from promptfed.federation.loop import Loop
 from promptfed.methods.fedavg import FedAvg
 from promptfed.methods.local_only import Local
 from promptfed.methods.pfedpt import PFedPT
-from promptfed.results.folder.record import Record
+from promptfed.results.folder.record import Follower, Record
 from promptfed.runs.config import Recipe
-from promptfed.runs.nested import NestedTable
 from promptfed.runs.planning import Plan, make_loop, make_task
 from support.toys import shares
 
@@ -54,7 +54,9 @@ def make(
     classes: int = 3,
     domains: int = 1,
     device: str = "cpu",
-    **tables: NestedTable,
+    memory_mb: float = 1024.0,
+    ranks: Ranks = ALONE,
+    **keys: object,
 ) -> Loop:
     """Return the round loop of clients with that many images."""
     data = images(sum(sizes) + sum(tests), classes, domains)
@@ -65,9 +67,9 @@ def make(
         clients=len(sizes),
         per_round=per_round,
         backbone=BACKBONE,
-        fleet={"name": fleet, "width": width, "precision": "fp32"},
-        **tables,  # type: ignore[arg-type]
+        fleet={"name": fleet, "width": width, "memory_mb": memory_mb, "precision": "fp32"},
+        **keys,  # type: ignore[arg-type]
     )
     where = torch.device(device)
-    plan = Plan(recipe, method, data, partition, make_task(recipe, data.sides, data.classes, where), where)
-    return make_loop(plan, Record.create(folder, "", {}))
+    plan = Plan(recipe, method, data, partition, make_task(recipe, data.sides, data.classes, where), where, ranks)
+    return make_loop(plan, Record.create(folder, "", {}) if ranks.leads else Follower(folder))

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from promptfed.cli.arguments import Form, Format, Overrides, existing, show_runs
+from promptfed.cli.sharing import PATIENCE, Gpus, Patience, Processes, launch, once, placed, shared
 from promptfed.cli.terminal import complain, console, describe_os_error, say
 from promptfed.cli.tracking import Track, again
 from promptfed.core.errors import PromptFedError
 from promptfed.results.folder import names
 
 if TYPE_CHECKING:
+    from promptfed.core.ranks import Ranks
     from promptfed.papers.comparison import Comparison
     from promptfed.papers.plan import TablePlan
     from promptfed.runs.cells import PaperTable
@@ -46,6 +48,9 @@ def run(
         Path | None, typer.Option(help="Resume the run in this folder.", metavar="DIR", callback=existing)
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:1; short for device=…")] = None,
+    gpus: Gpus = None,
+    processes: Processes = None,
+    patience: Patience = PATIENCE,
     track: Track = None,
 ) -> None:
     """Train a method and write a run folder with its numbers, checkpoint and report.
@@ -57,44 +62,69 @@ def run(
     Resume a run that was interrupted, by Ctrl-C or by a crash, with: promptfed run --resume DIR
 
     Resume a sweep by giving its command again with the same --out: finished runs are not run again.
-    """
-    from promptfed.runs import config
-    from promptfed.runs.folders import sweep_folders
 
+    On a machine with several GPUs --gpus 8 shares the clients between them; over several machines torchrun does:
+
+        torchrun --nnodes 2 --nproc-per-node 8 … -m promptfed run pfedpt --out runs/shared
+    """
     words, trackers = [*(overrides or []), *([f"device={device}"] if device else [])], tuple(track or ())
     if source is not None and re.match(r"[\w.]+=", source):  # a key, not a path such as runs/seed=0/recipe.toml
         words, source = [source, *words], None
+    with once():
+        words += placed(gpus, processes, words)
+        recipes, folders = _read(source, words, out, resume)
+    into = (
+        ["--resume", str(resume)] if resume else ["--out", str(folders[0] if len(folders) == 1 else folders[0].parent)]
+    )
+    command = ["run", *([source] if source else []), *words, *into, *shlex.split(again(trackers))]
+    if (gpus or processes or 1) > 1:
+        launch(command, gpus or processes or 1, patience, folders[0], gpus=gpus is not None)
+        return
+    with shared(recipes[0].device if recipes else None, folders[0], patience) as ranks:
+        folders = ranks.told(folders)[0]  # without --out, each may have found another one
+        if resume is not None:
+            _resume(resume, source, recipes[0] if recipes else None, trackers, ranks)
+        elif len(recipes) == 1:
+            _guarded(folders[0], partial(_start, recipes[0], folders[0], trackers, ranks), trackers, ranks)
+        else:
+            _sweep(dict(zip(folders, recipes, strict=True)), shlex.join(["promptfed", *command]), trackers, ranks)
+
+
+def _read(
+    source: str | None, words: list[str], out: Path | None, resume: Path | None
+) -> "tuple[list[Recipe], list[Path]]":
+    """Return the runs asked for and their folders; a run that is resumed may come without a recipe."""
+    from promptfed.runs import config
+    from promptfed.runs.folders import sweep_folders
+
     if resume is not None:
         if out is not None:
             raise PromptFedError(f"--resume continues in {resume}; leave out --out.")
-        _resume(resume, source, words, trackers)
-        return
+        _check_run(resume)
+        recipe = [config.load_one(source or str(resume / names.RECIPE), words)] if source or words else []
+        return recipe, [resume]
     if source is None:
         raise PromptFedError("Nothing to run: name a recipe or a method, for example promptfed run pfedpt.")
     recipes = config.load(source, words)
-    folders = sweep_folders(recipes, out)
-    if len(recipes) == 1:
-        _guarded(folders[0], partial(_start, recipes[0], folders[0], trackers), trackers)
-    else:
-        command = shlex.join(["promptfed", "run", source, *words, "--out", str(folders[0].parent)]) + again(trackers)
-        _sweep(dict(zip(folders, recipes, strict=True)), command, trackers)
+    return recipes, sweep_folders(recipes, out)
 
 
-def _start(recipe: "Recipe", folder: Path, trackers: tuple[str, ...]) -> "Result":
+def _start(recipe: "Recipe", folder: Path, trackers: tuple[str, ...], ranks: "Ranks") -> "Result":
     """Start a run; only now that the recipe is right is torch imported."""
     from promptfed.runs import execution
 
-    return execution.start(recipe, folder, track=trackers)
+    return execution.start(recipe, folder, track=trackers, ranks=ranks)
 
 
-def _resume(folder: Path, source: str | None, words: list[str], trackers: tuple[str, ...]) -> None:
+def _resume(
+    folder: Path, source: str | None, recipe: "Recipe | None", trackers: tuple[str, ...], ranks: "Ranks"
+) -> None:
     """Resume a run, with its own recipe unless another is given."""
-    from promptfed.runs import config, resuming
+    from promptfed.runs import resuming
 
-    _check_run(folder)
-    recipe = config.load_one(source or str(folder / names.RECIPE), words) if source or words else None
     try:
-        _guarded(folder, partial(resuming.resume, folder, recipe, track=trackers), trackers)
+        work = partial(resuming.resume, folder, recipe, track=trackers, ranks=ranks)
+        _guarded(folder, work, trackers, ranks)
     except PromptFedError as error:
         hint = f" promptfed run --resume {folder} without a recipe uses the run's own." if source else ""
         raise PromptFedError(f"{error}{hint}") from error
@@ -109,11 +139,14 @@ def _check_run(folder: Path) -> None:
         )
 
 
-def _guarded(folder: Path, work: "Callable[[], Result]", trackers: tuple[str, ...]) -> None:
+def _guarded(folder: Path, work: "Callable[[], Result]", trackers: tuple[str, ...], ranks: "Ranks") -> None:
     """Run `work` and show its result; on Ctrl-C, say how to resume."""
     try:
-        result = work()
+        with ranks.together():
+            result = work()
     except KeyboardInterrupt:
+        if not ranks.leads:
+            raise typer.Exit(130) from None
         if (folder / names.SUMMARY).is_file():
             complain(f"Stopped after the last round: the run is finished. Its report: promptfed report {folder}")
         else:
@@ -123,11 +156,13 @@ def _guarded(folder: Path, work: "Callable[[], Result]", trackers: tuple[str, ..
         if not (folder / names.RECIPE).is_file():
             raise
         raise PromptFedError(f"{describe_os_error(error)} Resume with promptfed run --resume {folder}.") from error
+    if not ranks.leads:
+        return
     show_runs([result.folder], Format.terminal)
     say(f"Run folder {result.folder}, report {result.folder / names.REPORT}")
 
 
-def _sweep(runs: "Mapping[Path, Recipe]", command: str, trackers: tuple[str, ...]) -> None:
+def _sweep(runs: "Mapping[Path, Recipe]", command: str, trackers: tuple[str, ...], ranks: "Ranks") -> None:
     """Run what is left of a sweep and show what is finished; a run that fails does not stop the others."""
     from promptfed.runs import resuming
 
@@ -135,9 +170,12 @@ def _sweep(runs: "Mapping[Path, Recipe]", command: str, trackers: tuple[str, ...
     failed: dict[Path, PromptFedError] = {}
     for folder, recipe in runs.items():
         try:
-            resuming.start_or_resume(recipe, folder, trackers)
+            with ranks.together():
+                resuming.start_or_resume(recipe, folder, trackers, ranks)
             finished.append(folder)
         except KeyboardInterrupt:
+            if not ranks.leads:
+                raise typer.Exit(130) from None
             complain(f"Stopped, {len(finished)} of {len(runs)} runs finished. Resume with: {command}")
             raise typer.Exit(130) from None
         except OSError as error:
@@ -146,6 +184,8 @@ def _sweep(runs: "Mapping[Path, Recipe]", command: str, trackers: tuple[str, ...
             failed[folder] = error
     if not finished:
         raise next(iter(failed.values()))
+    if not ranks.leads:
+        return
     show_runs(finished, Format.terminal)
     for folder, reason in failed.items():
         complain(f"{folder} failed: {reason}")

@@ -124,7 +124,9 @@ def join(method: Method, task: Task, server: Tree, clients: Tensor, up: Tree, we
 
 def measures(method: Method, task: Task, before: Tree, after: Tree) -> Tree:
     """Return the method's own numbers of a client's training, if it has any."""
-    return method.measures(task, before, after) if isinstance(method, Measures) else {}
+    ask = getattr(method, "measures", None)  # isinstance would take longer than many a client's measures
+    found: Tree = ask(task, before, after) if ask else {}
+    return found
 
 
 def exhibits(method: Method, task: Task, server: Tree, clients: Tensor, personal: Tree) -> Tree:

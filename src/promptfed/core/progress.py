@@ -19,13 +19,21 @@ class Advance(Protocol):
         ...
 
 
+_hushed: list[bool] = []
+
+
+def hush() -> None:
+    """Draw no bars any more: another process of the run does."""
+    _hushed.append(True)
+
+
 @contextmanager
 def bar(what: str, total: float, *, unit: str = "count") -> Iterator[Advance]:
     """Yield `advance(amount, note)`. Draws on standard error, and only when that is a terminal.
 
     `unit` is "count" for things, or "bytes" for a transfer.
     """
-    if not sys.stderr.isatty():
+    if _hushed or not sys.stderr.isatty():
         yield _silent
         return
     from rich.progress import DownloadColumn, TransferSpeedColumn

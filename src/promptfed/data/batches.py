@@ -14,6 +14,7 @@ from promptfed.core import keys, memory
 from promptfed.core.protocols import Backbone, Batch, Change, Draw
 from promptfed.core.tree import Tree
 from promptfed.data.dataset import Dataset, Indices
+from promptfed.data.lists import ImageLists
 from promptfed.data.training import PLAIN, Training
 
 GROWING = ("data.size", "fleet.width")  # keys of a recipe that batches grow with, besides the method's own
@@ -114,16 +115,13 @@ class ClientData:
         for client, rows in zip(self.clients, self.rows, strict=True):
             shuffle = None if ordered else keys.generator(self.seed, "batches", purpose, client, self.round)
             plans.append(_plan(len(rows), size, epochs, steps, shuffle, drop_last))
-        longest = max(len(plan) for plan in plans)
-        local = np.full((longest, len(plans), size), -1, dtype=np.int64)
-        for column, plan in enumerate(plans):
-            local[: len(plan), column] = plan
+        local = _side_by_side(plans, size)
         mask = local >= 0
         local[~mask] = 0
-        # a client without examples has no step of its own: any image may stand in for the padding
-        index = np.stack(
-            [(rows if len(rows) else np.zeros(1, np.int64))[local[:, i]] for i, rows in enumerate(self.rows)], 1
-        )
+        index = np.empty_like(local)
+        for column, rows in enumerate(self.rows):
+            # a client without examples has no step of its own: any image may stand in for the padding
+            index[:, column] = rows[local[:, column]] if len(rows) else 0
         self.pool.seen += int(mask.sum()) if purpose != "test" else 0
         lengths = tuple(len(plan) for plan in plans) if self.stacked else ()
         # a walk in order looks at the images as they are, and learns nothing
@@ -165,6 +163,16 @@ class ClientData:
 def _send(value: Tensor, device: torch.device) -> Tensor:
     """Copy to the device; neither a GPU nor the host waits for it."""
     return value.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else value.to(device)
+
+
+def _side_by_side(plans: Sequence[Indices], size: int) -> Indices:
+    """Return the plans of several clients [steps, C, size], -1 where one has no step left."""
+    if len(plans) == 1:
+        return plans[0][:, None]
+    steps = np.full((max(map(len, plans)), len(plans), size), -1, dtype=np.int64)
+    for column, plan in enumerate(plans):
+        steps[: len(plan), column] = plan
+    return steps
 
 
 def _plan(
@@ -235,13 +243,13 @@ class PlannedBatches:
 _PLAN = ("plan.pool", "plan.index", "plan.mask")
 
 
-def make_facts(sizes: Sequence[int], counts: Indices, domains: Sequence[int]) -> Tree:
+def make_facts(sizes: Indices, counts: Indices, domains: Indices) -> Tree:
     """Return what all clients know of themselves: client [C], size [C], counts [C, classes], domain [C]."""
     return {
         "client": torch.arange(len(sizes)),
-        "size": torch.tensor([float(size) for size in sizes]),
+        "size": torch.from_numpy(sizes).float(),
         "counts": torch.from_numpy(counts).float(),
-        "domain": torch.tensor(domains),
+        "domain": torch.from_numpy(domains),
     }
 
 
@@ -255,29 +263,36 @@ class Shards:
         test: Sequence[Indices],
         seed: int,
         draws: Mapping[str, Draw],
-        unseen: Sequence[Indices] = (),
+        unseen: Sequence[Indices] = (),  # test images that no client holds
         training: Training = PLAIN,
     ) -> None:
         self.pool, self.seed, self.draws, self.training = pool, seed, draws, training
-        self.rows = {"train": train, "test": test, "unseen": unseen}  # unseen: test images that no client holds
-        self.capacity = max(len(rows) for rows in train)
-        sizes = [len(rows) for rows in train]
-        counts = np.stack([np.bincount(pool.labels[rows], minlength=pool.classes) for rows in train])
-        self._facts = make_facts(sizes, counts, [int(np.bincount(pool.domains[rows]).argmax()) for rows in train])
+        held = ImageLists.of(train)
+        self.rows: dict[str, Sequence[Indices]] = {"train": held, "test": ImageLists.of(test), "unseen": unseen}
+        self.capacity = int(held.sizes.max())
+        domains = held.tally(pool.domains, int(pool.domains.max(initial=0)) + 1)
+        self._facts = make_facts(held.sizes, held.tally(pool.labels, pool.classes), domains.argmax(1))
 
     def __len__(self) -> int:
         return len(self.rows["train"])
 
+    def tested(self) -> Indices:
+        """Return all images that are tested on: those of every client, and those of none."""
+        return np.concatenate([ImageLists.of(self.rows[split]).flat for split in ("test", "unseen")])
+
     def data(self, clients: Sequence[int], round: int, split: str = "train", *, stacked: bool) -> ClientData:  # noqa: A002
         """Return the data of one client, or of several stacked."""
-        rows = tuple(self.rows[split][client] for client in clients)
-        facts = self.facts(clients)
-        if not stacked:
-            facts = {name: value[0] for name, value in facts.items()}
-        data = ClientData(self.pool, self.seed, round, tuple(clients), rows, stacked, self.draws, facts, self.capacity)
-        return replace(data, training=self.training) if split == "train" else data
+        held = self.rows[split]
+        rows = tuple(held[client] for client in clients)
+        facts = self.facts(clients) if stacked else self._own_facts(clients[0])
+        training, known = self.training if split == "train" else PLAIN, (self.draws, facts, self.capacity)
+        return ClientData(self.pool, self.seed, round, tuple(clients), rows, stacked, *known, training=training)
 
     def facts(self, clients: Sequence[int]) -> Tree:
         """Return what each client knows of itself: client [C], size [C], counts [C, classes], domain [C]."""
         chosen = torch.tensor(list(clients))
         return {name: _send(value[chosen], self.pool.x.device) for name, value in self._facts.items()}
+
+    def _own_facts(self, client: int) -> Tree:
+        # a tensor of its own: it may lie in memory differently than within those of all clients
+        return {name: _send(value[client].clone(), self.pool.x.device) for name, value in self._facts.items()}

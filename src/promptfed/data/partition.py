@@ -11,6 +11,7 @@ from promptfed.core.errors import PromptFedError, choice
 from promptfed.data.aspects import Aspects
 from promptfed.data.dataset import Dataset
 from promptfed.data.domain_partitioners import Domain, DomainDirichlet, DomainPathological
+from promptfed.data.lists import ImageLists
 from promptfed.data.partitioners import Dirichlet, Disjoint, DisjointRandom, Equal, Iid, Pathological, Quantity
 from promptfed.data.pfllib import PfllibDirichlet, PfllibIid, PfllibPathological
 from promptfed.data.shares import Partition
@@ -86,7 +87,7 @@ def _split_some(partitioner: Partitioner, dataset: Dataset, clients: int, rng: n
         used=None,
     )
     part = partitioner.split(only, clients, rng)
-    return replace(part, train=tuple(rows[own] for own in part.train), test=tuple(rows[own] for own in part.test))
+    return replace(part, train=ImageLists.of(part.train).mapped(rows), test=ImageLists.of(part.test).mapped(rows))
 
 
 def _from_file(path: Path, options: Mapping[str, object], dataset: Dataset, clients: int) -> Partition:
@@ -96,14 +97,15 @@ def _from_file(path: Path, options: Mapping[str, object], dataset: Dataset, clie
         raise PromptFedError(
             f"The partition file {path} has {len(partition)} clients; use {len(partition)} clients, not {clients}."
         )
-    left_out = np.setdiff1d(np.concatenate((*partition.train, *partition.test)), np.flatnonzero(dataset.dealt))
+    tested = ImageLists.of(partition.test).flat
+    held = np.concatenate((ImageLists.of(partition.train).flat, tested))
+    left_out = np.unique(held[~dataset.dealt[held]])
     if len(left_out):
         raise PromptFedError(
             f'The partition file {path} names image {left_out[0]}, which is left out of "{dataset.name}" here; '
             "it was made for another evaluation split."
         )
     if not partition.name.startswith(POOLED):
-        tested = np.concatenate(partition.test)
         strange = tested[~dataset.test[tested]]
         if len(strange):
             raise PromptFedError(

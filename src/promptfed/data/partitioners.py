@@ -26,6 +26,7 @@ from promptfed.data.deal import (
     proportions,
     top_up,
 )
+from promptfed.data.lists import ImageLists
 from promptfed.data.shares import Partition, from_owners
 
 
@@ -201,8 +202,12 @@ def deal_sizes(name: str, dataset: Dataset, sizes: Indices, repeat: bool, rng: G
     takers = np.repeat(np.arange(len(sizes)), in_proportion(sizes, len(test)))
     if repeat:
         firsts, sizes = np.cumsum(sizes) - sizes, np.minimum(sizes, len(train))
-        dealt = [train.take(range(first, first + size), mode="wrap") for first, size in zip(firsts, sizes, strict=True)]
-        return Partition(name, tuple(dealt), tuple(test[takers == n] for n in range(len(sizes))), repeats=True)
+        within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        dealt = train.take(np.repeat(firsts, sizes) + within, mode="wrap")
+        tested = test[np.argsort(takers, kind="stable")]
+        return Partition(
+            name, ImageLists(dealt, sizes), ImageLists(tested, np.bincount(takers, minlength=len(sizes))), repeats=True
+        )
     if sizes.sum() > len(train):
         raise PromptFedError(
             f"The partition deals {sizes.sum()} training images to {len(sizes)} clients but there are only "

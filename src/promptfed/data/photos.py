@@ -1,13 +1,13 @@
 """Listed image files and how they become a data set: decoded on all cores, written to a file as they come, kept."""
 
 import hashlib
-import io
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,8 +17,10 @@ from PIL import Image, ImageOps
 
 from promptfed.core import memory, progress
 from promptfed.core.errors import PromptFedError
+from promptfed.core.files import private
 from promptfed.data.dataset import Dataset, Images
 from promptfed.data.download import home
+from promptfed.data.growing import growing
 from promptfed.data.parsed import cached
 
 SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
@@ -26,6 +28,8 @@ BITS, PHOTOMETRIC = 258, 262  # tags of a TIFF
 WHITE_IS_ZERO = 0  # the value of the second where 0 is white
 OWN = "folders"  # where the decoded copies of a user\'s own photographs are kept
 AHEAD = 256  # photographs decoded ahead of the one being stored
+NOTED = 4096  # photographs between two points from which decoding goes on
+MARKS = "marks"  # the file that says which photographs are good, while they are decoded
 
 log = logging.getLogger("promptfed")
 
@@ -188,21 +192,41 @@ def _key(album: Album) -> str:
 
 def _decode_all(album: Album, size: int, skip_corrupt: bool, target: Path | None) -> Dataset:
     """Decode every photograph into the .npy file `target`, or into memory without one."""
-    good = []
-    with target.open("wb") if target else io.BytesIO() as stream:
-        _header(stream, 0, size)
-        for image in _decoded(album, size, skip_corrupt):
-            good.append(image is not None)
-            if image is not None:
-                stream.write(image.tobytes())
-        stream.seek(0)
-        _header(stream, sum(good), size)
-        stream.seek(0)
+    if target is None:
+        decoded = list(_decoded(album, size, skip_corrupt))
+        good = [image is not None for image in decoded]
+        images = np.array([image for image in decoded if image is not None], np.uint8).reshape(-1, size, size, 3)
         _require_training(album, good)
-        images = np.load(target, mmap_mode="c") if target else np.load(stream)
+    else:
+        good = _decode_into(target, album, size, skip_corrupt)
+        _require_training(album, good)
+        images = np.load(target, mmap_mode="c")
     if skipped := good.count(False):
         log.warning("%d of %d images in %s are corrupt and were left out", skipped, len(good), album.root)
     return album.dataset(images, good)
+
+
+def _decode_into(target: Path, album: Album, size: int, skip_corrupt: bool) -> list[bool]:
+    """Decode into a file, going on with what a process that was stopped has left; return which photographs are good."""
+    marks = target.with_name(MARKS)  # a byte for each photograph; on the disk before the images are noted
+    with growing(target, (size, size, 3), "|u1") as grown, open(marks, "a+b", opener=private) as file:
+        file.seek(0)
+        found = np.frombuffer(file.read(), np.uint8)
+        known = int(np.searchsorted(np.cumsum(found), grown.rows)) + 1 if grown.rows else 0
+        file.truncate(known)
+        good = [bool(mark) for mark in found[:known]]
+        for image in _decoded(replace(album, photos=album.photos[known:]), size, skip_corrupt):
+            good.append(image is not None)
+            file.write(bytes([good[-1]]))
+            if image is not None:
+                grown.append(image[None])
+            if len(good) % NOTED == 0:
+                file.flush()
+                os.fsync(file.fileno())
+                grown.note()
+        grown.finish()
+    marks.unlink()
+    return good
 
 
 def _require_training(album: Album, good: Sequence[bool]) -> None:
@@ -234,9 +258,3 @@ def _decoded(album: Album, size: int, skip_corrupt: bool) -> Iterator[Images | N
             for image in pool.map(one, album.photos[start : start + AHEAD]):
                 advance(1, "")
                 yield image
-
-
-def _header(stream: BinaryIO, count: int, size: int) -> None:
-    """Write the head of a .npy file of `count` images; numpy leaves room for any count, so its length is fixed."""
-    about = {"descr": "|u1", "fortran_order": False, "shape": (count, size, size, 3)}
-    np.lib.format.write_array_header_1_0(stream, about)

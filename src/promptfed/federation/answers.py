@@ -23,7 +23,7 @@ class Answers:
     def __init__(self, rows: Sequence[NDArray[np.int64]], classes: int) -> None:
         self.rows, self.classes = rows, classes
         self._whole = fits(sum(map(len, rows)), classes)
-        self._parts: list[Part] = []
+        self.parts: list[Part] = []  # of every batch
 
     def evaluate(self, method: Method, task: Task, params: Tree, batch: Batch, clients: Sequence[int]) -> Tree:
         """Return what `method.evaluate` returns, and keep the answers if the method gives any."""
@@ -49,13 +49,13 @@ class Answers:
         }
         if self._whole:
             found["probabilities"] = shares[there]
-        self._parts.append({name: value.cpu().numpy() for name, value in found.items()})
+        self.parts.append({name: value.cpu().numpy() for name, value in found.items()})
 
     def predictions(self) -> Predictions | None:
         """Return all answers in the order of clients and images; None if none was heard."""
-        if not self._parts:
+        if not self.parts:
             return None
-        heard = {name: np.concatenate([part[name] for part in self._parts]) for name in self._parts[0]}
+        heard = {name: np.concatenate([part[name] for part in self.parts]) for name in self.parts[0]}
         order = np.lexsort((heard["index"], heard["client"]))
         heard = {name: value[order] for name, value in heard.items()}
         starts = np.cumsum([0, *map(len, self.rows)])[:-1]

@@ -9,15 +9,19 @@ Every client's own model may be tested on more than the client's own test images
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from promptfed.core.arrays import MANY
 from promptfed.core.errors import choice
+from promptfed.results.folder.each import Each
 
 OWN_NAMES, NEIGHBOUR, BASE, NOVEL = "own-names", "neighbour", "base", "novel"
 SETS = (OWN_NAMES, NEIGHBOUR, BASE, NOVEL)
 
-Score = dict[str, float | list[float | None] | None]
+Score = dict[str, Any]
+"""`mean`, `weighted`, `worst` and `p10`, and `per_client`: a list, or for very many clients an array (`Each`)."""
 
 
 def sets_of(text: str) -> tuple[str, ...]:
@@ -34,8 +38,14 @@ def score(correct: Sequence[float], count: Sequence[float]) -> Score:
 
     A client without test images has no accuracy (None) and counts nowhere.
     """
-    each = [right / total if total else None for right, total in zip(correct, count, strict=True)]
-    known = np.array([value for value in each if value is not None])
+    each: Sequence[float | None]
+    if len(count) > MANY:
+        total = np.array(count, np.float64)
+        each = Each.of(np.divide(correct, total, out=np.full(len(total), np.nan), where=total > 0))
+        known = each.known
+    else:
+        each = [right / total if total else None for right, total in zip(correct, count, strict=True)]
+        known = np.array([value for value in each if value is not None])
     if not len(known):
         return {"mean": None, "weighted": None, "worst": None, "p10": None, "per_client": each}
     return {
@@ -54,8 +64,13 @@ def local_score(trained: Score, received: Score | None, count: Sequence[float]) 
     or with other clients, there is no such score.
     """
     after, before = trained["per_client"], received["per_client"] if received else None
-    if not isinstance(after, list) or not isinstance(before, list) or len(after) != len(before):
+    if before is None or len(after) != len(before):
         return None
+    if isinstance(after, Each):
+        values = np.where(np.isnan(after.values), np.array(before, np.float64), after.values)
+        images = np.where(np.isnan(values), 0, count)
+        found = score((np.nan_to_num(values) * images).tolist(), images.tolist())
+        return {name: value for name, value in found.items() if name != "per_client"}
     each = [new if new is not None else old for new, old in zip(after, before, strict=True)]
     tested = [number if value is not None else 0.0 for value, number in zip(each, count, strict=True)]
     found = score([(value or 0.0) * number for value, number in zip(each, tested, strict=True)], tested)

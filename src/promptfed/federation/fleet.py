@@ -5,28 +5,29 @@ Both see the same batches, since every draw is keyed by client and round, and ag
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
-import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from promptfed.core import extensions, memory, tree
 from promptfed.core.method import Method, Task
 from promptfed.core.protocols import Batch
+from promptfed.core.ranks import ALONE, Ranks
 from promptfed.core.tree import Tree
-from promptfed.data.batches import ClientData, Shards
+from promptfed.data.batches import ClientData, PlannedBatches, Shards
 from promptfed.federation.answers import Answers
 from promptfed.federation.beyond import OtherImages
 from promptfed.federation.store import Store
 
 SHARED = 16  # test images that share what is drawn once for a batch, about as many as in training
 Download = Callable[[Tensor], Tree]
-Tick = Callable[[int, int], None]
+Tick = Callable[[float, int], None]
 """Is told how many more clients have been trained, and of how many."""
 
 
-def _silent(more: int, of: int) -> None:
+def _silent(more: float, of: int) -> None:
     """Report nothing."""
 
 
@@ -42,6 +43,7 @@ class Fitted:
     measures: Tree
     tested: Tree  # sums over each client's own test images right after its training
     images: int  # training images seen, each as often as it was
+    everywhere: bool = True  # False: where several processes share the run, only the leader has the numbers of `up`
 
 
 class Fleet(Protocol):
@@ -81,7 +83,7 @@ class OneByOne:
 
     def fit(self, round: int, clients: Tensor, down: Tree, *, keep: bool = True, test: bool = True) -> Fitted:  # noqa: A002
         """Train the clients from `down` [C, ...]; their personal trees change only if `keep`."""
-        rows, images = [], 0
+        rows, images = list[tuple[Tree, Tree, Tree]](), 0
         for number, client in enumerate(clients.tolist()):
             own, before = tree.settled(tree.row(down, number)), _to(self.store.get(client), self.shards)
             data = self.shards.data([client], round, stacked=False)
@@ -215,11 +217,7 @@ class Listener(Protocol):
 
 def _test(method: Method, task: Task, params: Tree, data: ClientData, listener: Listener | None = None) -> Tree:
     """Return what `method.evaluate` counts, summed over all batches, on the host; a `listener` hears each answer."""
-    data = data.without_dropout(task.backbone)
-    room = max(256, 4096 // len(data.rows)) if data.pool.x.is_cuda else 256
-    if data.draws:  # neither the device nor those tested beside a client may decide what it draws
-        room = SHARED if any(draw.per == "batch" for draw in data.draws.values()) else 256
-    batches = data.batches("test", size=min(room, max(len(rows) for rows in data.rows) or 1), ordered=True)
+    data, batches = _to_test(task, data)
     with torch.no_grad():
         params = method.prepare(task, params)
         if listener is None:
@@ -227,11 +225,23 @@ def _test(method: Method, task: Task, params: Tree, data: ClientData, listener: 
         return tree.to(_sum(listener.evaluate(method, task, params, batch, data.clients) for batch in batches), "cpu")
 
 
+def _to_test(task: Task, data: ClientData) -> tuple[ClientData, PlannedBatches]:
+    """Return the data as they are tested, and their batches."""
+    data = data.without_dropout(task.backbone)
+    room = max(256, 4096 // len(data.rows)) if data.pool.x.is_cuda else 256
+    if data.draws:  # neither the device nor those tested beside a client may decide what it draws
+        room = SHARED if any(draw.per == "batch" for draw in data.draws.values()) else 256
+    return data, data.batches("test", size=min(room, max(len(rows) for rows in data.rows) or 1), ordered=True)
+
+
 def score_deployed(
-    method: Method, task: Task, params: Tree, shards: Shards, domain_names: Sequence[str]
+    method: Method, task: Task, params: Tree, shards: Shards, domain_names: Sequence[str], ranks: Ranks = ALONE
 ) -> dict[str, float]:
-    """Return the accuracy of a model without a client on all test images, and on each domain's if there are several."""
-    rows = np.concatenate((*shards.rows["test"], *shards.rows["unseen"]))
+    """Return the accuracy of a model without a client on all test images, and on each domain's if there are several.
+
+    Where several processes share the run, each tests every so many batches.
+    """
+    rows = shards.tested()
     domains = shards.pool.domains[rows]
     sets = {"all": rows}
     if len(domain_names) > 1:
@@ -240,9 +250,28 @@ def score_deployed(
     for name, chosen in sets.items():
         if len(chosen):
             data = shards.data([0], 0, "test", stacked=False)
-            sums = _test(method, task, params, replace(data, rows=(chosen,)))
+            sums = _tested_by_all(method, task, params, replace(data, rows=(chosen,)), ranks)
             scores[name] = float(sums["correct"] / sums["count"])
     return scores
+
+
+def _tested_by_all(method: Method, task: Task, params: Tree, data: ClientData, ranks: Ranks) -> Tree:
+    """Return what `method.evaluate` counts, added up in the order of batches, whoever has tested them."""
+    batches, own = _to_test(task, data)[1], []
+    with ranks.together(), torch.no_grad():
+        if ranks.rank < batches.steps:
+            params = method.prepare(task, params)
+        for step in range(ranks.rank, batches.steps, ranks.size):
+            batch = batches.at(batches.tensors, torch.tensor(step, device=data.pool.x.device))
+            own.append(method.evaluate(task, params, batch))
+        counted = tree.to(tree.stack(own), "cpu") if own else {}
+    told = ranks.told({name: value.numpy() for name, value in counted.items()})
+    rows = (tree.row(_opened(told[step % ranks.size]), step // ranks.size) for step in range(batches.steps))
+    return _sum(rows)
+
+
+def _opened(arrays: dict[str, NDArray[Any]]) -> Tree:
+    return {name: torch.from_numpy(value) for name, value in arrays.items()}
 
 
 def _sum(parts: Iterator[Tree]) -> Tree:

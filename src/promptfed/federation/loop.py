@@ -4,6 +4,7 @@ import math
 import signal
 import threading
 import time
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from promptfed.core import extensions, keys, tree
 from promptfed.core.errors import PromptFedError
 from promptfed.core.method import Method, Task, adapts, classifies
 from promptfed.core.protocols import Rng
+from promptfed.core.ranks import ALONE, Ranks
 from promptfed.core.tree import Tree
 from promptfed.data.batches import Shards
 from promptfed.federation.answers import Answers
@@ -86,8 +88,10 @@ class Loop:
         stopping: Stopping | None = None,
         validation: Fleet | None = None,  # the same clients, tested on validation images; None: `fleet` tests on them
         beyond: Beyond | None = None,  # what else every client's model is tested on
+        ranks: Ranks = ALONE,
     ) -> None:
         self.stopping, self.validation, self.beyond = stopping, validation, beyond or Beyond()
+        self.ranks = ranks
         self.method, self.task, self.fleet, self.shards, self.store = method, task, fleet, shards, store
         self.record, self.settings, self.guards = record, settings, guards or Guards()
         self.device = shards.pool.x.device
@@ -128,9 +132,13 @@ class Loop:
 
     def _save(self, known: Line) -> None:
         file = names.server_file(self.finished)
-        checksum = write_tree(self.record.checkpoint / file, tree.to(self.server, "cpu"))
-        state = {"round": self.finished, **known}
-        self.record.commit(state | {"server": {"file": file, "crc32": checksum}, "personal": self.store.commit()})
+        with self.ranks.together():
+            manifests = self.ranks.told(self.store.commit())  # every process has written its own files
+            if self.ranks.leads:
+                checksum = write_tree(self.record.checkpoint / file, tree.to(self.server, "cpu"))
+                state = {"round": self.finished, **known, "server": {"file": file, "crc32": checksum}}
+                self.record.commit(state | {"personal": dict(ChainMap(*manifests))})
+            self.ranks.told(None)  # a file that the last state does not name is removed: write no new one before
         self._saved = self.finished
 
     def run(self, save: Callable[[], None], progress: Callable[[Line], None]) -> None:
@@ -139,23 +147,26 @@ class Loop:
             self._run(save, progress)
         finally:
             self.store.discard()
-            if self._saved < self.finished and self._finite() and not self._sealing:
+            whole = self._saved < self.finished and self._finite() and not self._sealing
+            if self.ranks.unanimous(self.finished if whole else None):
                 save()
 
     def _run(self, save: Callable[[], None], progress: Callable[[Line], None]) -> None:
         next_save = time.monotonic() + self.settings.checkpoint_seconds
         while not self.ended:
-            server, line = self.round(self.finished)
-            with uninterrupted():
-                self._keep(server, self.finished + 1)
-                self.record.append(line)  # first: if the disk is full, the round has not happened
-                self._sealing = True
-                self.store.seal()  # it may write and fail half-way: the state then belongs to no round
-                self._sealing = False
-                self.server = tree.settled(server)
-                self.finished += 1
-            progress(line)
-            if (began := time.monotonic()) >= next_save:
+            with self.ranks.together():
+                server, line = self.round(self.finished)
+                with uninterrupted():
+                    self._keep(server, self.finished + 1)
+                    self.record.append(line)  # first: if the disk is full, the round has not happened
+                    self._sealing = True
+                    self.store.seal()  # it may write and fail half-way: the state then belongs to no round
+                    self._sealing = False
+                    self.server = tree.settled(server)
+                    self.finished += 1
+                progress(line)
+            began = time.monotonic()
+            if self.ranks.unanimous(self.finished if began >= next_save else None):
                 save()
                 done = time.monotonic()
                 # large models take long to write: no more than a twentieth of the time goes into it
@@ -163,7 +174,7 @@ class Loop:
 
     def _keep(self, server: Tree, finished: int) -> None:
         """Write what the method keeps of every round: it is small, and people want to see it grow."""
-        for name in self.method.traits.keeps:
+        for name in self.method.traits.keeps if self.ranks.leads else ():
             path = self.record.kept(name, finished)
             path.parent.mkdir(exist_ok=True)
             write_tree(path, {name: server[name]}, sealed=True)
@@ -177,8 +188,12 @@ class Loop:
         personal = last or (evaluated and self.settings.personal)
         down = self.method.download(self.task, server, clients)
         fitted = self.fleet.fit(t, clients, down, test=personal)
-        heard, up, weights = self.guards(t, clients, down, fitted.up, fitted.weights)
-        server = conclude(self.task, server, heard, up, weights)
+
+        def aggregated() -> Tree:
+            heard, up, weights = self.guards(t, clients, down, fitted.up, fitted.weights)
+            return conclude(self.task, server, heard, up, weights)
+
+        server = self.ranks.concluded(aggregated, fitted.everywhere)
         scores: Line = dict.fromkeys(("loss", "received", "trained", "local", "deployed"))
         if personal:
             scores |= self._personal_scores(server, t, clients, fitted)
@@ -267,7 +282,9 @@ class Loop:
     def _deployed_score(self, server: Tree) -> dict[str, float] | None:
         """Test the model that needs no client, if the method has one."""
         model = self.method.deploy(self.task, server)
-        return score_deployed(self.method, self.task, model, self.shards, self.settings.domain_names) if model else None
+        if not model:
+            return None
+        return score_deployed(self.method, self.task, model, self.shards, self.settings.domain_names, self.ranks)
 
     def adapted(self) -> Line | None:
         """Return the score of the models the clients deploy, if the method adapts what a client received."""
@@ -340,7 +357,7 @@ def _mean_loss(sums: Tree) -> float | None:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delay Ctrl-C until the block is done."""
+    """Delay Ctrl-C until the block is done; then it acts as it would have."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -350,5 +367,5 @@ def uninterrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if pressed:
-        raise KeyboardInterrupt
+    if pressed and callable(before):
+        before(signal.SIGINT, None)

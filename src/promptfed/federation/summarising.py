@@ -55,6 +55,5 @@ def summarise(record: Record, about: Line, adapted: Line | None, after: Score | 
 
 def _mean_of_last(scored: Score, count: int) -> float | None:
     each = scored["per_client"]
-    assert isinstance(each, list)
     known = [value for value in each[-count:] if value is not None]
     return sum(known) / len(known) if known else None

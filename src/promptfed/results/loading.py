@@ -1,14 +1,17 @@
 """`promptfed.load(DIR)`: a run folder, or many, as columns for a notebook or for pandas; without torch."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from promptfed.results.columns import Columns
 from promptfed.results.folder import names
+from promptfed.results.folder.each import unpacked
 from promptfed.results.folder.parts import read_json
 from promptfed.results.folder.reader import RunFolder, most_of, read_run, run_folders
 from promptfed.results.folder.values import Client, Round, Scores
@@ -54,7 +57,15 @@ class LoadedRun:
     def clients(self) -> Columns:
         """Return a row per client: its images, its main domain and classes, and how accurate its model is."""
         run = self.details
-        return Columns.from_records(_client_row(run, client) for client in range(run.clients))
+        taken = Counter(client for one in run.rounds for client in one.clients)
+        scores = {"before": _each(run.before), "accuracy": _each(run.scores), "after": _each(run.after)}
+        rows = (
+            _client_row(run, client)
+            | {"rounds": taken[client]}
+            | {name: each[client] if client < len(each) else None for name, each in scores.items()}
+            for client in range(run.clients)
+        )
+        return Columns.from_records(rows)
 
     @cached_property
     def scores(self) -> Columns:
@@ -154,7 +165,7 @@ class LoadedRuns:
 def load(folder: str | Path) -> LoadedRun:
     """Load the run in `folder`, finished or not, without importing torch."""
     run = read_run(folder)
-    return LoadedRun(run, read_json(run.path / names.SUMMARY) if run.finished else None)
+    return LoadedRun(run, unpacked(read_json(run.path / names.SUMMARY), run.path) if run.finished else None)
 
 
 def load_all(*folders: str | Path) -> LoadedRuns:
@@ -190,10 +201,6 @@ def _client_row(run: RunFolder, client: int) -> dict[str, Any]:
         "test": held.test if held else None,
         "domain": _domain(held, run),
         "classes": ", ".join(main) if held else None,
-        "rounds": sum(client in one.clients for one in run.rounds),
-        "before": _of(run.before, client),
-        "accuracy": _of(run.scores, client),
-        "after": _of(run.after, client),
     }
 
 
@@ -207,13 +214,13 @@ def _domain(held: Client | None, run: RunFolder) -> str | None:
 
 def _score_rows(one: Round) -> Iterator[dict[str, Any]]:
     if one.received is not None:
-        for client, received in enumerate(one.received.per_client):
-            yield {"round": one.number, "client": client, "received": received, "trained": _of(one.trained, client)}
+        for client, (received, trained) in enumerate(zip_longest(one.received.per_client, _each(one.trained))):
+            yield {"round": one.number, "client": client, "received": received, "trained": trained}
 
 
-def _of(scores: Scores | None, client: int) -> float | None:
-    """Return a client's own score, if it was there to be tested."""
-    return scores.per_client[client] if scores and client < len(scores.per_client) else None
+def _each(scores: Scores | None) -> list[float | None]:
+    """Return the score of every client that was there to be tested."""
+    return list(scores.per_client) if scores else []
 
 
 def _summary_row(run: RunFolder) -> dict[str, Any]:

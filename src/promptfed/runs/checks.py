@@ -26,11 +26,12 @@ from promptfed.core import tree
 from promptfed.core.errors import PromptFedError, choice
 from promptfed.core.method import Method, Task, renamed
 from promptfed.core.protocols import Backbone, Batch
+from promptfed.core.ranks import ALONE, Ranks
 from promptfed.core.tree import Tree
 from promptfed.data.dataset import Dataset
 from promptfed.data.partition import Partition
 from promptfed.federation.loop import Loop
-from promptfed.results.folder.record import Record
+from promptfed.results.folder.record import Follower, Record
 from promptfed.runs.config import Recipe
 from promptfed.runs.planning import Plan, make_loop
 
@@ -94,7 +95,9 @@ def toy_loop(
     *,
     rounds: int = 4,
     per_round: int = 2,
+    width: int = 0,
     device: str = "cpu",
+    ranks: Ranks = ALONE,
 ) -> Loop:
     """Return the round loop of `method` on the toy task of four clients; `folder` may hold its first rounds."""
     data = toy_dataset()
@@ -102,11 +105,13 @@ def toy_loop(
         rounds=rounds,
         clients=len(SIZES),
         per_round=per_round,
-        fleet={"name": fleet, "precision": "fp32"},
+        fleet={"name": fleet, "width": width, "precision": "fp32"},
     )
     where = torch.device(device)
     backbone = _toy_backbone(method, data).to(where)
-    plan = Plan(recipe, method, data, _partition(data), Task(backbone, data.classes, len(SIZES), rounds), where)
+    plan = Plan(recipe, method, data, _partition(data), Task(backbone, data.classes, len(SIZES), rounds), where, ranks)
+    if not ranks.leads:
+        return make_loop(plan, Follower(folder))
     return make_loop(plan, Record.reopen(folder) if folder.exists() else Record.create(folder, "", {}))
 
 

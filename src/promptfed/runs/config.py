@@ -91,7 +91,7 @@ def resolve(content: Mapping[str, Any], where: str = "the recipe") -> Recipe:
         method=method,
         prompt=prompt,
         backbone=fill_backbone(recipe.backbone),
-        schedule=fill_schedule(recipe),
+        schedule=fill_schedule(recipe, kept="schedule" in _method_recipe({"method": method})),
         fleet=as_table(options.make(FleetOptions, recipe.fleet, "fleet")),
         evaluate=_fill_evaluate(recipe),
         guards=guard_options.filled(recipe.guards),
@@ -158,8 +158,8 @@ def _check_sets(recipe: Recipe, method: "Method") -> None:
 
 def _typed(content: Mapping[str, Any], where: str) -> Recipe:
     """Return the recipe with its keys checked and the defaults of its method; its tables are as they were given."""
-    hints, default = options.hints(Recipe), asdict(Recipe())
-    for key, table in _method_recipe(content).items():
+    hints, default, starts = options.hints(Recipe), asdict(Recipe()), _method_recipe(content)
+    for key, table in starts.items():
         default[key] = dict(table) if "name" in table else default[key] | table
     given: NestedTable = {}
     for key, value in content.items():
@@ -173,7 +173,7 @@ def _typed(content: Mapping[str, Any], where: str) -> Recipe:
             given[key] = dict(value) if "name" in value else default[key] | value
         else:
             given[key] = options.typed(key, value, hints[key])
-    return Recipe(**{"data": default["data"], "partition": default["partition"]} | given)
+    return Recipe(**{key: default[key] for key in ("data", "partition", *starts)} | given)
 
 
 def _method_recipe(content: Mapping[str, Any]) -> Mapping[str, Mapping[str, object]]:

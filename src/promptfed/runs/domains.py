@@ -27,7 +27,7 @@ def show(loop: Loop, dataset: Dataset, folder: Path) -> None:
     """
     with torch.no_grad():
         sort = extensions.sorter(loop.method, loop.task, loop.server)
-        rows = np.concatenate((*loop.shards.rows["test"], *loop.shards.rows["unseen"]))
+        rows = loop.shards.tested()
         if sort is None or not len(rows):
             return
         of = {name: rows[dataset.domains[rows] == number] for number, name in enumerate(dataset.domain_names)}

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 
 import torch
 
+from promptfed.core.ranks import ALONE, Ranks
 from promptfed.core.version import __version__
 
 
-def environment(device: torch.device) -> dict[str, object]:
+def environment(device: torch.device, ranks: Ranks = ALONE) -> dict[str, object]:
     """Return the content of env.json."""
     on_gpu = device.type == "cuda"
     return {
@@ -20,6 +21,7 @@ def environment(device: torch.device) -> dict[str, object]:
         "torch": torch.__version__,
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if on_gpu else platform.processor() or platform.machine(),
+        **({"processes": ranks.size} if ranks.size > 1 else {}),
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
         "platform": platform.platform(),

@@ -8,12 +8,13 @@ from pathlib import Path
 from promptfed.core.files import sealed_toml, unsealed_toml, write_text
 from promptfed.core.method import Method, adapts
 from promptfed.core.progress import bar
+from promptfed.core.ranks import ALONE, Ranks
 from promptfed.federation.evaluate import Score
 from promptfed.federation.loop import Loop
 from promptfed.federation.summarising import summarise
 from promptfed.results import tracking
 from promptfed.results.folder import names
-from promptfed.results.folder.record import Line, Record
+from promptfed.results.folder.record import Follower, Line, Record
 from promptfed.results.report import compare, read_run, write_report
 from promptfed.results.report.notebook import card, describe
 from promptfed.runs import domains, exhibits
@@ -54,16 +55,24 @@ class Result:
         return all((self.folder / name).is_file() for name in (names.RECIPE, names.ROUNDS))
 
 
-def start(recipe: Recipe, folder: Path, method: Method | None = None, track: tuple[str, ...] = ()) -> Result:
-    """Run a recipe in a new folder, followed by the trackers named in `track`."""
+def start(
+    recipe: Recipe,
+    folder: Path,
+    method: Method | None = None,
+    track: tuple[str, ...] = (),
+    ranks: Ranks = ALONE,
+) -> Result:
+    """Run a recipe in a new folder, followed by the trackers named in `track`; `ranks` share the run."""
     tracking.check(track)
     with enough(recipe):
-        plan = prepare(recipe, method, None)
-        record = Record(folder)
+        plan = prepare(recipe, method, None, ranks=ranks)
+        record = Record(folder) if ranks.leads else Follower(folder)
         loop = make_loop(plan, record)
         loop.store.get(0)  # a method that does not fit the images says so before anything is written
-    record.begin(recipe.to_toml(), environment(plan.device), own=recipe.own_images)
-    plan.partition.save(folder / names.PARTITION, plan.dataset)
+    record.begin(recipe.to_toml(), environment(plan.device, ranks), own=recipe.own_images)
+    if ranks.leads:
+        plan.partition.save(folder / names.PARTITION, plan.dataset)
+    ranks.told("begun")  # from here on all read the folder
     return execute(plan, loop, track)
 
 
@@ -78,9 +87,14 @@ def _complete(plan: Plan, loop: Loop, track: tuple[str, ...]) -> Line:
     record = loop.record
     sources = digests(plan)
     _restore(plan, loop, sources)
-    with tracking.follow(record.folder, track) as following:
+    with tracking.follow(record.folder, track if loop.ranks.leads else ()) as following:
         with precision(str(plan.recipe.fleet["precision"])):
             summary = _finish_rounds(plan, loop, sources, following)
+        if not loop.ranks.leads:
+            return summary
+        if loop.ranks.size > 1:  # the other processes' clients are in the files of the last commit
+            state = record.state(plan.recipe.hash, plan.partition.hash) or {}
+            loop.store = loop.store.whole(state["personal"])
         exhibits.write_figures(loop, record.folder / names.FIGURES, plan.dataset)
         domains.show(loop, plan.dataset, record.folder)
         exhibits.draw_prompts(loop, record.folder / names.PICTURES, plan.dataset)
@@ -106,7 +120,7 @@ def _finish_rounds(plan: Plan, loop: Loop, sources: Mapping[str, str], following
         loop.run(lambda: loop.save(recipe.hash, plan.partition.hash, sources), finished)
     head = summary_head(recipe, plan.partition.hash, str(plan.device))
     head |= privacy_spent(loop, recipe.rounds) | stopped_early(loop)
-    if "stopped" in head:
+    if "stopped" in head and loop.ranks.leads:
         sys.stderr.write(head["stopped"] + "\n")
     return summarise(record, head, *_last_tests(loop), recipe.newcomers) | measured(loop, recipe)
 
@@ -122,7 +136,7 @@ def _restore(plan: Plan, loop: Loop, sources: Mapping[str, str]) -> None:
         record.tidy(state)  # if it was killed right after the commit
     stored = record.folder / names.RECIPE
     text = unsealed_toml(stored.read_text(encoding="utf-8"))
-    if text != recipe.to_toml():  # resumed for more rounds, or on another device
+    if text != recipe.to_toml() and loop.ranks.leads:  # resumed for more rounds, or on another device
         for stale in (names.SUMMARY, names.FIGURES, names.PREDICTIONS):
             (record.folder / stale).unlink(missing_ok=True)
         write_text(stored, sealed_toml(recipe.to_toml()))

@@ -147,8 +147,7 @@ class FinishedRun:
     @cached_property
     def _facts(self) -> Tree:
         held = self.described
-        sizes = [len(rows) for rows in held.partition.train]
-        return tree.to(make_facts(sizes, held.counts, held.domains.argmax(1).tolist()), self.device)
+        return tree.to(make_facts(held.counts.sum(1), held.counts, held.domains.argmax(1)), self.device)
 
     def facts(self, client: int) -> Tree:
         """Return what a client knows of itself."""
@@ -162,7 +161,7 @@ class FinishedRun:
         if self.recipe.stop:
             return self.loop.shards.data([client], t, stacked=False)
         rows, draws = self.described.partition.train, self.method.draws(self.task)
-        pool, most = LatePool(lambda: self.loop.shards.pool), max(map(len, rows))
+        pool, most = LatePool(lambda: self.loop.shards.pool), int(self.described.counts.sum(1).max())
         own, facts, training = (rows[client],), self.facts(client), training_of(self.recipe)
         return ClientData(pool, self.recipe.seed, t, (client,), own, False, draws, facts, most, training=training)
 

@@ -27,12 +27,15 @@ class TrainOptions:
     beta: Annotated[float, Range(above=0)] = 0.999  # of class_weights=effective
 
 
-def fill_schedule(recipe: Recipe) -> NestedTable:
-    """Fill in the schedule's keys; one that leaves the rates as they are is empty."""
+def fill_schedule(recipe: Recipe, *, kept: bool = False) -> NestedTable:
+    """Fill in the schedule's keys; one that leaves the rates as they are is empty.
+
+    It is `kept` where the method's recipes start from another one, which would come back when the recipe is read again.
+    """
     schedule = _schedule(recipe)
     schedule.check()
     table = {key: value for key, value in asdict(schedule).items() if key not in ("rounds", "joining")}
-    return table if schedule.name != "constant" or schedule.warmup else {}
+    return table if kept or schedule.name != "constant" or schedule.warmup else {}
 
 
 def check_train(recipe: Recipe) -> TrainOptions:

@@ -10,7 +10,7 @@ from promptfed.runs.recipe import Recipe
 def measured(loop: Loop, recipe: Recipe) -> Line:
     """Write the final models' answers to the run folder, if there are any, and return the summary's `metrics`."""
     found = loop.predictions()
-    if found is None or not len(found):
+    if found is None or not len(found) or not loop.ranks.leads:
         return {}
     write_predictions(loop.record.folder, found)
     return {"metrics": measure(found, recipe.seed, str(recipe.evaluate["metric"]))}

@@ -1,7 +1,8 @@
 """What is said when memory runs out: how much was wanted, and which keys of the recipe to lower."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from promptfed.core.errors import PromptFedError
 from promptfed.core.memory import ShortOfMemoryError
@@ -16,7 +17,7 @@ SIGNS = (
 # what memory grows with, where no key of the model is larger than usual
 OFTEN = ("fleet.width", "method.batch", "backbone.size")
 # what is usual of keys that have no default, or none that says so
-USUAL: Mapping[str, int] = {"method.batch": 64, "data.size": 32, "clients": 20, "per_round": 20, "fleet.width": 20}
+USUAL: dict[str, Any] = {"method.batch": 64, "data.size": 32, "clients": 20, "per_round": 20, "fleet.width": 20}
 
 
 def ran_out(error: BaseException) -> bool:

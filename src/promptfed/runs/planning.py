@@ -1,5 +1,6 @@
 """From a recipe to everything it names: the method, the images, the clients, and the round loop, ready to run."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from promptfed.backbones.digest import digest_weights
 from promptfed.core import extensions, options
 from promptfed.core.errors import PromptFedError
 from promptfed.core.method import Method, Task, dense
+from promptfed.core.ranks import ALONE, Ranks
 from promptfed.core.tree import Tree
 from promptfed.data import open_dataset
 from promptfed.data.batches import Pool, Shards
@@ -31,6 +33,7 @@ from promptfed.federation.evaluate import sets_of
 from promptfed.federation.fleet import Fleet, OneByOne, Stacked
 from promptfed.federation.guards import Guards
 from promptfed.federation.loop import Loop, Settings, rng_for
+from promptfed.federation.ranked import EVERYWHERE, RankedFleet, deal
 from promptfed.federation.sampling import choose
 from promptfed.federation.store import Store
 from promptfed.results.folder.record import Record
@@ -53,21 +56,25 @@ class Plan:
     partition: Partition
     task: Task
     device: torch.device
+    ranks: Ranks = ALONE
 
 
-def prepare(recipe: Recipe, method: Method | None, saved: Path | None, task: Task | None = None) -> Plan:
+def prepare(
+    recipe: Recipe, method: Method | None, saved: Path | None, task: Task | None = None, ranks: Ranks = ALONE
+) -> Plan:
     """Find everything a recipe names; the partition is read from `saved`, if there is such a file.
 
     A method or a task that is given is used as it is.
     """
-    dataset = _find_images(recipe)
+    with ranks.in_turn():  # who comes second finds what the first has read, and maps it
+        dataset = _find_images(recipe)
     partition = _divide(recipe, dataset, saved)
     device = pick_device(recipe.device)
     task = task or make_task(recipe, dataset.sides, dataset.classes, device)
     _check_size(recipe, task)
     mean, std = task.backbone.statistics or (dataset.mean, dataset.std)
     dataset = replace(dataset, mean=mean, std=std)
-    return Plan(recipe, method or config.build_method(recipe), dataset, partition, task, device)
+    return Plan(recipe, method or config.build_method(recipe), dataset, partition, task, device, ranks)
 
 
 def digests(plan: Plan) -> dict[str, str]:
@@ -153,12 +160,17 @@ def make_loop(plan: Plan, record: Record, *, secret_draw: bool = True) -> Loop:
         data = shards.data([client], 0, stacked=False)
         return method.init_client(task, data, rng_for(recipe.seed, client))
 
-    store = Store(fresh, record.checkpoint, fleet_options.memory_mb)
     stacked = fleet_options.name == "stacked" or (fleet_options.name == "auto" and plan.device.type == "cuda")
     width = fleet_options.width or recipe.per_round or recipe.clients
+    together = (fleet_options.width or 1) if stacked else 1
+    ranks, owner = plan.ranks, _owner(plan, partition, fresh, together)
+    store = Store(fresh, record.checkpoint, fleet_options.memory_mb, ranks, owner)
 
     def fleet_of(own: Shards) -> Fleet:
-        return Stacked(method, task, own, store, width) if stacked else OneByOne(method, task, own, store)
+        fleet = Stacked(method, task, own, store, width) if stacked else OneByOne(method, task, own, store)
+        return (
+            fleet if ranks.size == 1 else RankedFleet(fleet, ranks, method, own, owner, together, _everywhere(recipe))
+        )
 
     if memory.grown(recipe):
         require_room(method, task, shards, width if stacked else 1)
@@ -192,7 +204,24 @@ def make_loop(plan: Plan, record: Record, *, secret_draw: bool = True) -> Loop:
         stopping_of(recipe),
         fleet_of(shards_of(validation)) if validation else None,
         Beyond.of(sets_of(evaluate.sets), task, partition.test, dataset.others, of_other_classes(dataset)),
+        ranks,
     )
+
+
+def _owner(plan: Plan, partition: Partition, fresh: Callable[[int], Tree], together: int) -> list[int]:
+    """Return which process holds each client's personal tree; nothing if clients keep none, or there is one process.
+
+    Newcomers, who have rounds of their own, are dealt apart.
+    """
+    if plan.ranks.size == 1 or not fresh(0):
+        return []
+    sizes, founders = [len(rows) for rows in partition.train], plan.recipe.clients - plan.recipe.newcomers
+    return [owner for some in (sizes[:founders], sizes[founders:]) for owner in deal(some, plan.ranks.size, together)]
+
+
+def _everywhere(recipe: Recipe) -> float:
+    """Return the bytes of a round's answers up to which every process aggregates; secret noise is drawn only once."""
+    return -1 if recipe.guards.get("entropy") == "system" else EVERYWHERE
 
 
 def _unseen(recipe: Recipe, dataset: Dataset) -> list[NDArray[np.int64]]:
@@ -245,8 +274,8 @@ def _pool(plan: Plan) -> Pool:
         name, wanted = plan.recipe.method["name"], plan.method.backbone
         raise PromptFedError(f"Method {name} reads the features of a pretrained backbone; set backbone.name={wanted}.")
     if traits.reads == "patches":
-        return Pool(data, device, patches_of(data, dense(plan.task), device), extras)
-    features = features_of(data, backbone, device)
+        return Pool(data, device, patches_of(data, dense(plan.task), device, plan.ranks), extras)
+    features = features_of(data, backbone, device, plan.ranks)
     if traits.views:
-        extras["views"] = views_of(data, backbone, device, traits.views)
+        extras["views"] = views_of(data, backbone, device, traits.views, plan.ranks)
     return Pool(data, device, features, extras)

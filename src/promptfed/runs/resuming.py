@@ -7,10 +7,11 @@ from pathlib import Path
 from promptfed.core.errors import PromptFedError
 from promptfed.core.files import write_sealed
 from promptfed.core.method import Method
+from promptfed.core.ranks import ALONE, Ranks
 from promptfed.results import tracking
 from promptfed.results.folder import names
 from promptfed.results.folder.parts import read_summary
-from promptfed.results.folder.record import Record, over_sites
+from promptfed.results.folder.record import Follower, Record, over_sites
 from promptfed.results.report import write_report
 from promptfed.runs import config, execution
 from promptfed.runs.environment import environment
@@ -20,19 +21,26 @@ from promptfed.runs.planning import make_loop, prepare
 from promptfed.runs.recipe import Recipe, first_difference
 
 
-def start_or_resume(recipe: Recipe, folder: Path, track: tuple[str, ...] = ()) -> Result:
-    """Resume the run in `folder`, if there is one, or start it."""
-    if (folder / names.RECIPE).is_file():
-        return resume(folder, recipe, track=track)
-    return execution.start(recipe, folder, track=track)
+def start_or_resume(recipe: Recipe, folder: Path, track: tuple[str, ...] = (), ranks: Ranks = ALONE) -> Result:
+    """Resume the run in `folder`, if there is one, or start it; `ranks` share the run."""
+    if all(ranks.told((folder / names.RECIPE).is_file())):
+        return resume(folder, recipe, track=track, ranks=ranks)
+    return execution.start(recipe, folder, track=track, ranks=ranks)
 
 
 def resume(
-    folder: Path, recipe: Recipe | None = None, method: Method | None = None, track: tuple[str, ...] = ()
+    folder: Path,
+    recipe: Recipe | None = None,
+    method: Method | None = None,
+    track: tuple[str, ...] = (),
+    ranks: Ranks = ALONE,
 ) -> Result:
-    """Resume the run in `folder`; a recipe given with it must be the run's own, but may ask for more rounds."""
+    """Resume the run in `folder`; a recipe given with it must be the run's own, but may ask for more rounds.
+
+    As many processes as there are `ranks` share the rest of it, however many began it.
+    """
     tracking.check(track)
-    record = Record.reopen(folder)
+    record = (Record if ranks.leads else Follower).reopen(folder)
     if over_sites(folder):
         raise PromptFedError(f"{folder} is a run over sites; resume it with promptfed sites run --resume {folder}.")
     stored = config.load_one(str(folder / names.RECIPE))
@@ -60,10 +68,10 @@ def resume(
         guards=wanted.guards,
     )
     with enough(stored):
-        plan = prepare(stored, method, folder / names.PARTITION)
-    if not (folder / names.ENVIRONMENT).exists():  # killed as it began
-        write_sealed(folder / names.ENVIRONMENT, environment(plan.device))
-    if not (folder / names.PARTITION).exists():
+        plan = prepare(stored, method, folder / names.PARTITION, ranks=ranks)
+    if ranks.leads and not (folder / names.ENVIRONMENT).exists():  # killed as it began
+        write_sealed(folder / names.ENVIRONMENT, environment(plan.device, ranks))
+    if ranks.leads and not (folder / names.PARTITION).exists():
         plan.partition.save(folder / names.PARTITION, plan.dataset)
     with enough(stored):
         loop = make_loop(plan, record)

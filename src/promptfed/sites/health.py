@@ -36,9 +36,16 @@ def find_trouble(folder: Path, seconds: float = 5.0) -> str:
 def wait_for_health(folder: Path, seconds: float, look: Callable[[Path], str] = find_trouble) -> str:
     """Return the trouble that is left after so many seconds, or as soon as there is none."""
     ends = time.monotonic() + seconds
-    while (trouble := look(folder)) and time.monotonic() < ends:
+    while True:
+        try:
+            trouble = look(folder)
+        except PromptFedError:  # a site that is about to join has nothing in its folder yet
+            if time.monotonic() >= ends:
+                raise
+            trouble = "not there yet"
+        if not trouble or time.monotonic() >= ends:
+            return trouble
         time.sleep(RETRY_SECONDS)
-    return trouble
 
 
 def server_credentials(folder: Path) -> Credentials:

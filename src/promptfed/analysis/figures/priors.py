@@ -151,7 +151,7 @@ def _leaked(run: FinishedRun, members: list[int]) -> dict[str, Any]:
     loop = run.loop
     if any(isinstance(guard, SecureSum) for guard in loop.guards.guards):
         raise PromptFedError("With guards.secure the server sees no single upload, so no upload gives anything away.")
-    rows = np.unique(np.concatenate([*loop.shards.rows["test"], *loop.shards.rows["unseen"]]))
+    rows = np.unique(loop.shards.tested())
     rows = balanced(run.dataset.labels, rows, PER_CLASS)
     guessed = []
     for client, own, up, weight in train_again(loop, members):

@@ -5,6 +5,7 @@ other of length `clip`, so the sum moves by at most 2 × `clip`, and noise of de
 mechanism with multiplier `noise` / 2. The arithmetic is that of Google's dp-accounting.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -75,12 +76,9 @@ class Accountant:
 
     def spent(self, rounds: Sequence[Sequence[int]], clients: Sequence[int]) -> list[float]:
         """Return the ε of each of `clients` after `rounds`, each a list of who took part."""
-        return [self._spent(rounds, client) for client in clients]
-
-    def _spent(self, rounds: Sequence[Sequence[int]], client: int) -> float:
-        if self._sampled(client):
-            return self._cost(sum(one[0] < self.founders for one in rounds), client)
-        return self._cost(sum(client in one for one in rounds), client)
+        taken = Counter(client for one in rounds for client in one)
+        drawn = sum(one[0] < self.founders for one in rounds)
+        return [self._cost(drawn if self._sampled(client) else taken[client], client) for client in clients]
 
     def _sampled(self, client: int) -> bool:
         """Say whether the draw hides a client; it hides no local answer, and no newcomer, since all of them come."""

@@ -1,9 +1,10 @@
 """What summary.json says beyond accuracy, as frozen values."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from promptfed.results.folder.each import Each
 from promptfed.results.metrics import METRICS
 
 Interval = tuple[float, float]
@@ -22,7 +23,7 @@ class MetricScores:
     worst: float | None
     worst_interval: Interval | None
     worst_client: int | None
-    per_client: Shares
+    per_client: Sequence[float | None]
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def _scores(raw: Mapping[str, Any]) -> MetricScores:
         worst=raw["worst"],
         worst_interval=_interval(raw["worst_interval"]),
         worst_client=raw["worst_client"],
-        per_client=tuple(raw["per_client"]),
+        per_client=raw["per_client"] if isinstance(raw["per_client"], Each) else tuple(raw["per_client"]),
     )
 
 

@@ -12,6 +12,7 @@ ROUNDS = "rounds.jsonl"  # one JSON object per finished round
 SUMMARY = "summary.json"  # the result; absent until the run is finished
 PREDICTIONS = "predictions.npz"  # the final models' answer for every test image
 REPORT = "report.html"  # the report, in one file
+EACH = "clients"  # arrays with a number for each client, where they are many: 000012.npz of a round, summary.npz
 LOCK = ".lock"  # held while a process writes into the folder
 TRACKED = "tracked.json"  # where trackers such as MLflow have this run; only if it is tracked
 TENSORBOARD = "tensorboard"  # TensorBoard's event files
@@ -52,6 +53,11 @@ def server_file(finished: int) -> str:
 def personal_file(number: int) -> str:
     """Return the checkpoint file of the `number`-th batch of personal trees."""
     return f"personal-{number:06d}.safetensors"
+
+
+def personal_number(file: str) -> int:
+    """Return the number in the name of such a file."""
+    return int(file.removeprefix("personal-").removesuffix(".safetensors"))
 
 
 def kept_file(name: str, finished: int) -> str:

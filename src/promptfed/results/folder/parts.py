@@ -2,16 +2,19 @@
 
 import math
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
 
+from promptfed.core.arrays import read_arrays
 from promptfed.core.errors import PromptFedError
 from promptfed.core.files import AlteredError, unsealed, unsealed_toml
 from promptfed.results.folder import names
+from promptfed.results.folder.each import Each, unpacked
 from promptfed.results.folder.values import (
     Client,
+    ClientColumns,
     ClientMatrix,
     DescriptorMap,
     DrawnFigure,
@@ -87,7 +90,7 @@ def read_rounds(path: Path, committed: int = 0) -> tuple[Round, ...]:
 def parse_round(path: Path, number: int, line: str) -> Round:
     """Read the `number`-th line of the rounds in the file at `path`."""
     try:
-        return _round(unsealed(line))
+        return _round(unpacked(unsealed(line), path.parent))
     except JSONDecodeError as error:
         raise PromptFedError(f'"{path}" is damaged: line {number} is not valid JSON ({error}).') from error
     except AlteredError as error:
@@ -100,7 +103,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
     """Return the summary of the finished run in `folder`, or refuse one without its recipe and rounds."""
     path = folder / names.SUMMARY
     try:
-        summary: dict[str, Any] = unsealed(path.read_text(encoding="utf-8"))
+        summary: dict[str, Any] = unpacked(unsealed(path.read_text(encoding="utf-8")), folder)
         if not {"recipe_hash", "rounds"} <= summary.keys() or not isinstance(summary["accuracy"]["round"], int):
             raise ValueError("it lacks its recipe or its rounds")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -114,13 +117,18 @@ def read_partition(path: Path) -> Holdings | None:
     if raw is None:
         return None
     try:
-        clients = tuple(
-            Client(_integers(one["counts"]), _integers(one.get("domains", ())), len(one["test"]))
-            for one in raw["clients"]
-        )
+        clients = _clients_of(raw["clients"], path.parent)
         return Holdings(str(raw["hash"]), _texts(raw["classes"]), _texts(raw.get("domain_names", ())), clients)
     except (KeyError, TypeError, ValueError) as error:
         raise PromptFedError(f'"{path}" is not a partition: {why(error)}.') from error
+
+
+def _clients_of(raw: Any, folder: Path) -> Sequence[Client]:
+    """Return the clients that a partition file lists, or that lie in the arrays it refers to."""
+    if isinstance(raw, dict):
+        columns = read_arrays(folder, raw)
+        return ClientColumns(columns["counts"], columns["domains"], columns["test_sizes"])
+    return tuple(Client(_integers(one["counts"]), _integers(one.get("domains", ())), len(one["test"])) for one in raw)
 
 
 def read_figures(path: Path) -> tuple[Figures | None, str]:
@@ -218,7 +226,8 @@ def scores(raw: Json | None) -> Scores | None:
     """Return the scores, or None where nothing was measured (no client with test images)."""
     if raw is None or number(raw["mean"]) is None:
         return None
-    per_client = tuple(number(value) for value in raw["per_client"])
+    each = raw["per_client"]
+    per_client = each if isinstance(each, Each) else tuple(number(value) for value in each)
     return Scores(float(raw["mean"]), float(raw["weighted"]), float(raw["worst"]), float(raw["p10"]), per_client)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from promptfed.core.errors import PromptFedError
 from promptfed.core.files import unsealed_toml
 from promptfed.results.folder import names
+from promptfed.results.folder.each import unpacked
 from promptfed.results.folder.metrics import Metrics, parse_metrics
 from promptfed.results.folder.parts import (
     Json,
@@ -119,7 +120,7 @@ def read_run(path: Path | str) -> RunFolder:
     _check_folder(folder)
     text = read_text(folder / names.RECIPE)
     recipe = parse_recipe(folder / names.RECIPE, text)
-    summary = read_json(folder / names.SUMMARY)
+    summary = unpacked(read_json(folder / names.SUMMARY), folder)
     committed = committed_rounds(folder, summary)  # before the rounds: a run at work only adds to them
     rounds = read_rounds(folder / names.ROUNDS, committed)
     partition = read_partition(folder / names.PARTITION)

@@ -10,15 +10,17 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from promptfed.core import files
 from promptfed.core.errors import PromptFedError
 from promptfed.core.files import make_private, sealed, sealed_toml, unsealed, write_sealed, write_text
 from promptfed.results.folder import names
+from promptfed.results.folder.each import packed, unpacked
 
 Line = dict[str, Any]
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, 2)  # in format 1, the checkpoint's state lists the clients of every file
 WHOLE = (  # the files of a run folder that are written in one step
     *(names.RECIPE, names.ENVIRONMENT, names.PARTITION, names.ROUNDS, names.SUMMARY, names.PREDICTIONS, names.REPORT),
     *(names.FIGURES, names.DOMAINS, names.QUALITY, names.AUDIT, names.TRACKED),
@@ -67,7 +69,7 @@ class Record:
         write_sealed(folder / names.ENVIRONMENT, env)
 
     @classmethod
-    def reopen(cls, folder: Path) -> "Record":
+    def reopen(cls, folder: Path) -> Self:
         """Open the folder of a run to resume it."""
         if not (folder / names.RECIPE).is_file():
             raise PromptFedError(f"{folder} holds no run to resume: {names.RECIPE} is missing.")
@@ -108,15 +110,15 @@ class Record:
             known = {key: state[key] for key in ("format", "recipe", "partition", "round", "server", "personal")}
             whole = isinstance(known["round"], int) and isinstance(known["personal"], dict)
             whole = whole and {"file", "crc32"} <= known["server"].keys()
-            whole = whole and all({"crc32", "clients"} <= entry.keys() for entry in known["personal"].values())
+            whole = whole and all(map(_names_trees, known["personal"].values()))
         except (ValueError, KeyError, TypeError, AttributeError):
             whole = False
         if not whole:
             raise PromptFedError(
                 f"Checkpoint {path} is damaged or not a checkpoint; start a new run with another --out."
             )
-        if known["format"] != FORMAT:
-            raise PromptFedError(f"Checkpoint {path} has format {known['format']}; this version reads {FORMAT}.")
+        if known["format"] not in READABLE:
+            raise PromptFedError(f"Checkpoint {path} has format {known['format']}; this version reads up to {FORMAT}.")
         for what, expected in (("recipe", recipe_hash), ("partition", partition_hash)):
             if known[what] != expected:
                 raise PromptFedError(
@@ -133,7 +135,7 @@ class Record:
         for number, raw in enumerate(found if any(found) else [], 1):
             try:
                 lines.append(raw.decode())
-                self.rounds.append(unsealed(lines[-1]))
+                self.rounds.append(unpacked(unsealed(lines[-1]), self.folder))
                 if self.rounds[-1]["round"] != number:
                     raise ValueError("a round is missing or repeated")
             except (ValueError, KeyError, TypeError) as error:
@@ -148,12 +150,16 @@ class Record:
         """Keep only the lines of the `finished` rounds; a line cut off by a crash comes after them."""
         kept = self.read(finished)
         write_text(self.folder / names.ROUNDS, "".join(line + "\n" for line in kept))
+        for path in (self.folder / names.EACH).glob("*.npz"):
+            if path.stem.isdecimal() and int(path.stem) > finished:
+                path.unlink()
 
     def append(self, line: Line) -> None:
         """Add a finished round."""
+        light = packed(line, self.folder, f"{line['round']:06d}")
         with (self.folder / names.ROUNDS).open("a", encoding="utf-8") as file:
-            file.write(sealed(json.dumps(line)) + "\n")
-        self.rounds.append(line)
+            file.write(sealed(json.dumps(light)) + "\n")
+        self.rounds.append(unpacked(light, self.folder))
 
     def commit(self, state: Line) -> None:
         """Make `state` the state to resume from, then remove the files it does not name."""
@@ -174,7 +180,38 @@ class Record:
 
     def finish(self, summary: Line) -> None:
         """Write summary.json: the run is over."""
-        write_sealed(self.folder / names.SUMMARY, summary)
+        write_sealed(self.folder / names.SUMMARY, packed(summary, self.folder, "summary"))
+
+
+def _names_trees(entry: Mapping[str, object]) -> bool:
+    """Say whether this is what a checkpoint says of a file of personal trees."""
+    return {"crc32", "index", "rows"} <= entry.keys() or {"crc32", "clients"} <= entry.keys()
+
+
+class Follower(Record):
+    """The record of a process that shares a run with the one that writes: it knows the rounds and writes nothing."""
+
+    def begin(self, recipe: str, env: Mapping[str, object], *, own: bool = False) -> None:
+        """Leave the first files to the leader."""
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Leave the lock to the leader."""
+        yield
+
+    def rewind(self, finished: int) -> None:
+        """Load the `finished` rounds."""
+        self.read(finished)
+
+    def append(self, line: Line) -> None:
+        """Remember a finished round."""
+        self.rounds.append(line)
+
+    def tidy(self, state: Line) -> None:
+        """Leave files that no longer count to the leader."""
+
+    def finish(self, summary: Line) -> None:
+        """Leave the summary to the leader."""
 
 
 def _check_sources(path: Path, stored: object, found: Mapping[str, str]) -> None:

@@ -1,8 +1,11 @@
 """What the files of a run folder say, as frozen values."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import overload
+
+from promptfed.results.folder.each import Each, Numbers
 
 ClientMatrix = tuple[tuple[float, ...], ...]  # a row per client
 
@@ -15,11 +18,13 @@ class Scores:
     weighted: float
     worst: float
     p10: float
-    per_client: tuple[float | None, ...]
+    per_client: Sequence[float | None]
 
     @property
     def best(self) -> float:
         """The accuracy of the best client."""
+        if isinstance(self.per_client, Each):
+            return float(self.per_client.known.max(initial=self.worst))
         return max((value for value in self.per_client if value is not None), default=self.mean)
 
 
@@ -38,7 +43,7 @@ class Round:
     """One finished round."""
 
     number: int
-    clients: tuple[int, ...]
+    clients: Sequence[int]
     loss: float | None
     received: Scores | None
     trained: Scores | None
@@ -65,7 +70,27 @@ class Holdings:
     hash: str
     classes: tuple[str, ...]
     domain_names: tuple[str, ...]
-    clients: tuple[Client, ...]
+    clients: Sequence[Client]
+
+
+class ClientColumns(Sequence[Client]):
+    """Clients by columns, for there may be very many; each is made when it is asked for."""
+
+    def __init__(self, counts: Numbers, domains: Numbers, tests: Numbers) -> None:
+        self.counts, self.domains, self.tests = counts, domains, tests  # [C, classes], [C, domains], [C]
+
+    def __len__(self) -> int:
+        return len(self.tests)
+
+    @overload
+    def __getitem__(self, index: int) -> Client: ...
+    @overload
+    def __getitem__(self, index: slice) -> "ClientColumns": ...
+    def __getitem__(self, index: int | slice) -> "Client | ClientColumns":
+        if isinstance(index, slice):
+            return ClientColumns(self.counts[index], self.domains[index], self.tests[index])
+        counts, domains = (tuple(part[index].tolist()) for part in (self.counts, self.domains))
+        return Client(counts, domains, int(self.tests[index]))
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from promptfed.core.arrays import MANY
 from promptfed.results.folder.predictions import Predictions
 from promptfed.results.metrics import LESS_IS_BETTER, METRICS
+from promptfed.results.metrics.crowds import measure_crowd
 from promptfed.results.metrics.ranking import auroc
 from promptfed.results.metrics.resampling import LEVEL, RESAMPLES, interval, resamples
 from promptfed.results.metrics.tallies import COUNTED, Tallies, recalls, tally
@@ -30,6 +32,28 @@ class _Spread:
 
 def measure(found: Predictions, seed: int, headline: str) -> Line:
     """Return every measure per client, of the worst client and of all images, with its interval."""
+    ones, drawn, scores = (measure_crowd if found.clients > MANY else _client_by_client)(found, seed)
+    worst = scores[headline]["worst_client"]
+    return {
+        "headline": headline,
+        "images": len(found),
+        "resamples": len(drawn.count),
+        "level": LEVEL,
+        **scores,
+        "worst_client": worst,
+        "recall": _recalls(found, ones, drawn, worst),
+        "confusion": _confusions(found, worst),
+        "reliability": {
+            "pooled": _reliability(ones),
+            "worst": None
+            if worst is None
+            else _reliability(_counted_once(found, np.flatnonzero(found.client == worst))[0]),
+        },
+    }
+
+
+def _client_by_client(found: Predictions, seed: int) -> tuple[Tallies, Tallies, dict[str, Line]]:
+    """Return the counts of all images, those of every resample, and each measure with its intervals."""
     places = client_rows(found)
     pooled, moved = _ranking(found, np.arange(len(found)))
     ones, drawn = Tallies.zeros(1, found.classes), Tallies.zeros(RESAMPLES, found.classes)
@@ -46,22 +70,7 @@ def measure(found: Predictions, seed: int, headline: str) -> Line:
         drawn.add(again, classes)
         ranked = ranked + shifts[:, 1]
     whole = _spread(ones, drawn, pooled, ranked)
-    scores = {metric: _scores(metric, whole, each, found.clients) for metric in METRICS}
-    worst = scores[headline]["worst_client"]
-    return {
-        "headline": headline,
-        "images": len(found),
-        "resamples": RESAMPLES,
-        "level": LEVEL,
-        **scores,
-        "worst_client": worst,
-        "recall": _recalls(found, ones, drawn, worst),
-        "confusion": _confusions(found, worst),
-        "reliability": {
-            "pooled": _reliability(ones),
-            "worst": None if worst is None else _reliability(_counted_once(found, places[worst])[0]),
-        },
-    }
+    return ones, drawn, {metric: _scores(metric, whole, each, found.clients) for metric in METRICS}
 
 
 def client_rows(found: Predictions) -> list[Numbers]:

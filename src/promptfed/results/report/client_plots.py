@@ -27,6 +27,7 @@ from promptfed.results.report.svg import (
 MOST_BARS = 60
 LEAST_BAR = 2.0
 MOST_TOOLTIPS = 1500
+MOST_POINTS = 1000  # of a curve of sorted clients
 LARGEST_CELL = 52.0
 # A cell this wide has its number written in it.
 ROOMY_CELL = 36.0
@@ -62,7 +63,7 @@ def client_chart(series: Sequence[Bars], *, width: int, title: str) -> str:
         return _sorted_curves(series, width, title)
     tops = [value for one in series for value in one.values if value is not None]
     up = y_axis(0, max(tops, default=100), frame, ceiling=100)
-    parts = [y_grid(up, frame, "accuracy (%)"), _client_ticks(count, slot, frame)]
+    parts = [y_grid(up, frame, "accuracy (%)"), _client_ticks(range(count), slot, frame)]
     for client in range(count):
         left = frame.left + (client + 0.5) * slot - bar * len(series) / 2
         for index, one in enumerate(series):
@@ -73,9 +74,19 @@ def client_chart(series: Sequence[Bars], *, width: int, title: str) -> str:
 
 
 def heat_map(
-    rows: Sequence[str], columns: Sequence[Sequence[int]], *, width: int, title: str, noun: str = "images"
+    rows: Sequence[str],
+    columns: Sequence[Sequence[int]],
+    *,
+    width: int,
+    title: str,
+    noun: str = "images",
+    clients: Sequence[int] | None = None,
 ) -> str:
-    """Clients across, classes or domains down; the area of a circle, or the shade of a narrow cell, is the count."""
+    """Clients across, classes or domains down; the area of a circle, or the shade of a narrow cell, is the count.
+
+    `clients` are the columns' numbers, where not all are shown.
+    """
+    numbers = range(len(columns)) if clients is None else clients
     letters = 14 if width > 500 else 10
     left = min(max((len(name) for name in rows), default=0), letters) * 7 + 14
     slot = (width - left - 8) / max(1, len(columns))
@@ -84,13 +95,13 @@ def heat_map(
     most = max((count for column in columns for count in column), default=0) or 1
     named = math.ceil(len(rows) * 12 / (pitch * len(rows) or 1))
     parts = [_row_name(name, letters, frame, pitch, index) for index, name in enumerate(rows) if index % named == 0]
-    parts.append(_client_ticks(len(columns), slot, frame))
+    parts.append(_client_ticks(numbers, slot, frame))
     marks = sum(1 for column in columns for count in column if count)
-    for client, column in enumerate(columns):
+    for place, column in enumerate(columns):
         for index, count in enumerate(column):
             if count:
-                middle = (left + (client + 0.5) * slot, frame.top + (index + 0.5) * pitch)
-                tip = f"client {client}, {rows[index]}: {count:,} {noun}" if marks <= MOST_TOOLTIPS else ""
+                middle = (left + (place + 0.5) * slot, frame.top + (index + 0.5) * pitch)
+                tip = f"client {numbers[place]}, {rows[index]}: {count:,} {noun}" if marks <= MOST_TOOLTIPS else ""
                 parts.append(_mark(middle, slot, pitch, count / most, tip))
     desc = f"{len(columns)} clients, {len(rows)} rows; the largest mark is {most:,} {noun}"
     return document(frame, title, desc, parts)
@@ -156,13 +167,18 @@ def point_map(heads: Sequence[Head], points: Sequence[Point], *, width: int, tit
     return document(frame, title, f"{len(points)} points", parts)
 
 
-def _client_ticks(count: int, slot: float, frame: Frame) -> str:
+def evenly(count: int, most: int) -> Sequence[int]:
+    """Return at most so many of the numbers below `count`, evenly chosen, the first and the last among them."""
+    return range(count) if count <= most else [index * (count - 1) // (most - 1) for index in range(most)]
+
+
+def _client_ticks(clients: Sequence[int], slot: float, frame: Frame) -> str:
     """Client numbers under their columns, only some of them if space is short."""
     every = next(step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500, 10**9) if step * slot >= 22)
     foot = frame.height - frame.bottom + 17
     ticks = [
-        f'<text class="tick mid" x="{n(frame.left + (client + 0.5) * slot)}" y="{n(foot)}">{client}</text>'
-        for client in range(0, count, every)
+        f'<text class="tick mid" x="{n(frame.left + (place + 0.5) * slot)}" y="{n(foot)}">{clients[place]}</text>'
+        for place in range(0, len(clients), every)
     ]
     middle = n(frame.left + frame.inner / 2)
     return "".join(ticks) + f'<text class="axis mid" x="{middle}" y="{n(frame.height - 5)}">client</text>'
@@ -174,7 +190,8 @@ def _sorted_curves(series: Sequence[Bars], width: int, title: str) -> str:
     for one in series:
         values = sorted(value for value in one.values if value is not None)
         steps = max(1, len(values) - 1)
-        points = tuple((100 * index / steps, value) for index, value in enumerate(values))
+        shown = evenly(len(values), MOST_POINTS)
+        points = tuple((100 * index / steps, values[index]) for index in shown)
         lines.append(Curve(one.label, points, one.colour, tag=False))
     return line_chart(
         lines, width=width, title=title, y_label="accuracy (%)", x_label="clients, worst to best (%)", unit="%"

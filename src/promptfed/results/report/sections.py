@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from promptfed.results.folder.values import Holdings, Round
 from promptfed.results.report import domains, measured, sure
-from promptfed.results.report.client_plots import MOST_BARS, Bars, client_chart, heat_map
+from promptfed.results.report.client_plots import MOST_BARS, Bars, client_chart, evenly, heat_map
 from promptfed.results.report.curves import Trace, draw_traces
 from promptfed.results.report.figure import SMALL, Chart, Figure, Key, both_widths
 from promptfed.results.report.groups import RunGroup, Setting
@@ -17,6 +17,8 @@ from promptfed.results.report.plots import Curve, Load, Spot, exchange_chart, li
 
 # More bars than this turn into curves on a phone.
 CROWDED = 120
+# Of more clients than this, the maps of who holds what show some.
+MOST_COLUMNS = 1000
 
 
 @dataclass(frozen=True)
@@ -133,20 +135,27 @@ def _holdings(groups: Sequence[RunGroup], colours: Mapping[str, int], where: str
             shown.setdefault(partition.hash, (partition, group.setting))
     for partition, setting in shown.values():
         where = f" {setting}." if len(shown) > 1 else ""
-        yield _map("class", partition.classes, [client.counts for client in partition.clients], where)
+        clients = evenly(len(partition.clients), MOST_COLUMNS)
+        held = [partition.clients[client] for client in clients]
+        whose = "each client"
+        if len(held) < len(partition.clients):
+            whose = f"{len(held):,} of the {len(partition.clients):,} clients, evenly chosen,"
+        shown_classes, shown_domains = ([getattr(client, part) for client in held] for part in ("counts", "domains"))
+        yield _map(f"{whose} by class", partition.classes, clients, shown_classes, where)
         if len(partition.domain_names) > 1:
-            yield _map("domain", partition.domain_names, [client.domains for client in partition.clients], where)
+            yield _map(f"{whose} by domain", partition.domain_names, clients, shown_domains, where)
 
 
-def _map(noun: str, rows: Sequence[str], columns: Sequence[Sequence[int]], where: str) -> Figure:
-    total = sum(map(sum, columns))
+def _map(
+    what: str, rows: Sequence[str], clients: Sequence[int], columns: Sequence[Sequence[int]], where: str
+) -> Figure:
+    total, noun = sum(map(sum, columns)), what.rpartition(" ")[2]
     caption = (
-        f"Training images of each client by {noun}: {total:,} images in all.{where} "
+        f"Training images of {what}: {total:,} images in all.{where} "
         "The larger a mark (or the darker, if columns are narrow), the more images."
     )
-    return both_widths(
-        lambda width: heat_map(rows, columns, width=width, title=f"Images per client and {noun}"), [], caption
-    )
+    title = f"Images per client and {noun}"
+    return both_widths(lambda width: heat_map(rows, columns, width=width, title=title, clients=clients), [], caption)
 
 
 def _measures(groups: Sequence[RunGroup], colours: Mapping[str, int], where: str) -> Iterable[Figure]:
