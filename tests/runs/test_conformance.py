@@ -7,6 +7,7 @@ import pytest
 from promptfed.core.method import Method
 from promptfed.methods.clip_fc import CLIPFC
 from promptfed.methods.clip_zs import CLIPZS
+from promptfed.methods.dp_fpl import DPFPL
 from promptfed.methods.fed_cocoop import FedCoCoOp
 from promptfed.methods.fed_lora import FedITLoRA, FedSALoRA, FFALoRA
 from promptfed.methods.fedapt import FedAPT
@@ -40,6 +41,7 @@ from promptfed.methods.promptfolio import PromptFolio
 from promptfed.methods.relic import RELIC, FedCPW, FedProto, FedTI, TICentral, TILocal
 from promptfed.methods.resnet_full import ResNetFull
 from promptfed.methods.resnet_tuning import ResNetTuning
+from promptfed.methods.sgpt import SGPT
 from promptfed.methods.singleset_full import SingleSetFull
 from promptfed.methods.singleset_vpt import SingleSetVPT
 from promptfed.methods.vit_full import ViTFull
@@ -106,6 +108,11 @@ VARIANTS: dict[str, Method] = {
     "fedkgcoop": FedKgCoOp(guide=0.1, tokens=2, lr=0.02, batch=8),
     "fedkgcoop of FedTPG": FedKgCoOp(guide=0.1, over="own", count="clients", tokens=2, lr=0.02, batch=8),
     "fedpgp": FedPGP(tokens=2, rank=2, lr=0.02, epochs=1, batch=8),
+    "dp-fpl": DPFPL(tokens=3, rank=2, noise=0.1, steps=2, lr=0.05, batch=8),
+    "dp-fpl with clipped batches": DPFPL(clipping="batch", tokens=3, rank=2, noise=0.01, lr=0.05, batch=8),
+    "sgpt": SGPT(shared=1, grouped=1, lr=0.05, epochs=1, batch=8),
+    "sgpt with a vote": SGPT(vote=True, query=1, shared=1, grouped=1, groups=3, lr=0.05, epochs=1, batch=8),
+    "sgpt without groups": SGPT(shared=2, grouped=0, lr=0.05, epochs=1, batch=8),
     "fedtpg": FedTPG(tokens=2, lr=0.02, batch=8),
     "fedtpg naming all classes": FedTPG(over="all", count="images", tokens=2, lr=0.02, batch=8),
     "fedotp": FedOTP(tokens=2, lr=0.02, batch=8),

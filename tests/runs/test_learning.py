@@ -80,7 +80,8 @@ def test_the_length_counts_where_the_rates_fall_towards_the_end(name: str, same:
         ("fedavg", "schedule.warmup=10", "schedule.warmup=10 must be less than rounds=10."),
         ("fedavg", "schedule=cosine", "write schedule.name=cosine"),
         ("fedavg", "train=flip", "write train.augment=flip"),
-        ("relic", "train.class_weights=balanced", "relic does not learn from labels"),
+        ("relic", "train.class_weights=balanced", "relic does not weigh images by their labels"),
+        ("dp-fpl", "train.class_weights=balanced", "dp-fpl does not weigh images by their labels"),
         ("clip-zs", "train.class_weights=balanced", "clip-zs learns nothing"),
     ],
 )
@@ -93,7 +94,7 @@ def test_what_cannot_be_is_refused(source: str, word: str, sentence: str) -> Non
 def test_learning_without_labels_has_no_class_weights() -> None:
     words = ["method.mode=unsupervised", "train.class_weights=balanced"]
     for name in ("fedapt", "fedclip", "promptfl"):
-        with pytest.raises(PromptFedError, match="does not learn from labels"):
+        with pytest.raises(PromptFedError, match="does not weigh images by their labels"):
             config.load_one(name, words)
         assert config.load_one(name, words[1:]).train["class_weights"] == "balanced"
 

@@ -61,7 +61,7 @@ class Traits:
     views: int = 0  # features of so many augmented views beside each image's own: batch["views"] [B, V, D]
     needs_rows: bool = False  # `aggregate` tells clients apart, so a sum of their trees is not enough
     marks_nothing: bool = False  # a row of zeros in what is sent means "none", so it must arrive as such
-    weighs: bool = True  # False: its loss has no labels; else it is a mean by batch["mask"], so images can be weighed
+    weighs: bool = True  # its loss is a mean by batch["mask"], so images can be weighed by their labels
     open: bool = False  # its models know classes by name alone, so they answer for those that training never named
     learns: bool = True  # False: it uses a pretrained model as it is
     adapts: bool = True  # False: with these options `adapt` changes nothing

@@ -58,7 +58,7 @@ def fill_train(recipe: Recipe, method: "Method") -> NestedTable:
             "or choose a method that reads images, such as fedvpt."
         )
     if found.class_weights != "none" and not (method.traits.learns and method.traits.weighs):
-        why = "does not learn from labels" if method.traits.learns else "learns nothing"
+        why = "does not weigh images by their labels" if method.traits.learns else "learns nothing"
         raise PromptFedError(f"{name} {why}, so its classes have no weights; leave train.class_weights out.")
     return asdict(found) if (found.augment, found.class_weights) != ("none", "none") else {}
 
