@@ -151,6 +151,14 @@ def test_help_lists_and_refusals_of_names_keys_and_types_import_no_torch() -> No
     assert done.stdout.splitlines() == answered
 
 
+def test_help_imports_no_numpy_either() -> None:
+    code = SCRIPT.replace('"torch" in sys.modules', '"numpy" in sys.modules')
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--help"], env=environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "--help -> 0 False\n"
+
+
 # -- methods of other packages ----------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from promptfed.cli.terminal import complain, console, say
 from promptfed.core.errors import PromptFedError
@@ -85,6 +84,8 @@ def audit(
 
 
 def _show_audit(found: "Audit", home: Path) -> None:
+    from rich.table import Table
+
     from promptfed.sites.audit_check import totals
 
     shown = Table(box=None, pad_edge=False)
