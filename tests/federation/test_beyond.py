@@ -16,9 +16,9 @@ from promptfed.core.protocols import Batch, Data
 from promptfed.core.tree import Tree
 from promptfed.data.batches import Pool, Shards
 from promptfed.federation.beyond import Beyond
-from promptfed.federation.evaluate import SETS
 from promptfed.federation.fleet import Fleet, OneByOne, Stacked
 from promptfed.federation.store import Store
+from promptfed.federation.tested_sets import SETS
 from support.toys import TinyDual, dataset
 
 # classes 0 and 1 are trained on, 2 and 3 are new; a feature is along the axis of its class but for images 3 and 8

@@ -151,12 +151,13 @@ def test_help_lists_and_refusals_of_names_keys_and_types_import_no_torch() -> No
     assert done.stdout.splitlines() == answered
 
 
-def test_help_imports_no_numpy_either() -> None:
+def test_nor_numpy() -> None:
     code = SCRIPT.replace('"torch" in sys.modules', '"numpy" in sys.modules')
+    words = ["--help", "run fedavgg", "run fedavg method.lrr=3"]
     done = subprocess.run(
-        [sys.executable, "-c", code, "--help"], env=environment(), capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, *words], env=environment(), capture_output=True, text=True, check=True
     )
-    assert done.stdout == "--help -> 0 False\n"
+    assert [line.split(" -> ")[1] for line in done.stdout.splitlines()] == ["0 False", "2 False", "2 False"]
 
 
 # -- methods of other packages ----------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from promptfed.core.method import Method, Task, renamed, tally
 from promptfed.core.protocols import Batch
 from promptfed.core.tree import Tree
 from promptfed.data.batches import ClientData
-from promptfed.federation.evaluate import BASE, NEIGHBOUR, NOVEL, OWN_NAMES, SETS, Score, score
+from promptfed.federation.evaluate import Score, score
+from promptfed.federation.tested_sets import BASE, NEIGHBOUR, NOVEL, OWN_NAMES, SETS
 
 Indices = NDArray[np.int64]
 

@@ -1,12 +1,4 @@
-"""How a set of clients is summed up, the same for every method, and on which images besides their own.
-
-Every client's own model may be tested on more than the client's own test images:
-
-    own-names   these, and of the classes only those it trains on are named
-    neighbour   the other clients' test images
-    base        its own and the others': all test images of the classes that training names
-    novel       test images of classes that training never names, told apart by their names alone
-"""
+"""How a set of clients is summed up, the same for every method."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,23 +6,10 @@ from typing import Any
 import numpy as np
 
 from promptfed.core.arrays import MANY
-from promptfed.core.errors import choice
 from promptfed.results.folder.each import Each
-
-OWN_NAMES, NEIGHBOUR, BASE, NOVEL = "own-names", "neighbour", "base", "novel"
-SETS = (OWN_NAMES, NEIGHBOUR, BASE, NOVEL)
 
 Score = dict[str, Any]
 """`mean`, `weighted`, `worst` and `p10`, and `per_client`: a list, or for very many clients an array (`Each`)."""
-
-
-def sets_of(text: str) -> tuple[str, ...]:
-    """Return the sets of evaluate.sets, which "+" joins; an unknown one is refused."""
-    found = tuple(dict.fromkeys(name.strip() for name in text.split("+"))) if text else ()
-    for name in found:
-        if name not in SETS:
-            raise choice("set in evaluate.sets", name, SETS)
-    return found
 
 
 def score(correct: Sequence[float], count: Sequence[float]) -> Score:

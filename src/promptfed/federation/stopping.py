@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from promptfed.core.options import NonNegative, Whole
-from promptfed.results.folder.record import Line
+
+if TYPE_CHECKING:  # recipes are checked without numpy, which the record needs
+    from promptfed.results.folder.record import Line
 
 
 @dataclass(frozen=True)
@@ -16,7 +18,7 @@ class Stopping:
     min_delta: NonNegative = 0.0  # what is better by no more than this is not better
     monitor: Literal["accuracy", "loss"] = "accuracy"  # the mean over clients, or the mean loss over all images
 
-    def best(self, rounds: Sequence[Line]) -> Line | None:
+    def best(self, rounds: "Sequence[Line]") -> "Line | None":
         """Return the line of the last round that was better than all before it."""
         best: Line | None = None
         for line in rounds:
@@ -25,20 +27,20 @@ class Stopping:
                 best = line
         return best
 
-    def exhausted(self, rounds: Sequence[Line]) -> bool:
+    def exhausted(self, rounds: "Sequence[Line]") -> bool:
         """Say whether the run ends after these rounds; it does so only after one that was validated."""
         best = self.best(rounds)
         if best is None or self.value(rounds[-1]) is None:
             return False
         return bool(rounds[-1]["round"] - best["round"] >= self.patience)
 
-    def value(self, line: Line) -> float | None:
+    def value(self, line: "Line") -> float | None:
         """Return what is monitored of a round, if it was validated."""
         found: Line = line.get("validation") or {}
         value: float | None = found.get("loss" if self.monitor == "loss" else "mean")
         return value
 
-    def _better(self, value: float, best: Line) -> bool:
+    def _better(self, value: float, best: "Line") -> bool:
         before = self.value(best)
         assert before is not None
         return (before - value if self.monitor == "loss" else value - before) > self.min_delta

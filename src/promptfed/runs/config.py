@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from promptfed.core import options
 from promptfed.core.errors import PromptFedError, choice
 from promptfed.federation import guard_options
-from promptfed.federation.evaluate import NOVEL, sets_of
+from promptfed.federation.tested_sets import NOVEL, sets_of
 from promptfed.runs import catalogue, nested
 from promptfed.runs.filling import as_table, fill_backbone, fill_method, fill_named, make_method
 from promptfed.runs.learning import check_train, fill_schedule, fill_stop, fill_train

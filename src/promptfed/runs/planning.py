@@ -29,13 +29,13 @@ from promptfed.data.selection import of_other_classes
 from promptfed.data.split import evaluated_on, validated
 from promptfed.federation import guards
 from promptfed.federation.beyond import Beyond
-from promptfed.federation.evaluate import sets_of
 from promptfed.federation.fleet import Fleet, OneByOne, Stacked
 from promptfed.federation.guards import Guards
 from promptfed.federation.loop import Loop, Settings, rng_for
 from promptfed.federation.ranked import EVERYWHERE, RankedFleet, deal
 from promptfed.federation.sampling import choose
 from promptfed.federation.store import Store
+from promptfed.federation.tested_sets import sets_of
 from promptfed.results.folder.record import Record
 from promptfed.runs import config, memory
 from promptfed.runs.footprint import require_room

@@ -60,7 +60,7 @@ def test_when_an_accuracy_is_reached() -> None:
 
 
 def test_nobody_starts_outside_the_hours(tmp_path: Path) -> None:
-    run = written(tmp_path / "run", [line(number, [0], None, seconds=1800.0) for number in range(1, 7)], sizes=(5,))
+    run = written(tmp_path / "run", [line(number, [0], None, 8, seconds=1800.0) for number in range(1, 7)], sizes=(5,))
     found = simulate(run, replace(PLAIN, hours=1))
     # two trainings of half an hour fit into an hour; then the client waits for the next day's
     days = found.part.waiting / 3600
@@ -70,11 +70,17 @@ def test_nobody_starts_outside_the_hours(tmp_path: Path) -> None:
 
 
 def test_what_breaks_off_is_done_again(tmp_path: Path) -> None:
-    run = written(tmp_path / "run", [line(number, [0], None, seconds=60.0) for number in range(1, 401)], sizes=(5,))
+    run = written(tmp_path / "run", [line(number, [0], None, 8, seconds=60.0) for number in range(1, 401)], sizes=(5,))
     found = simulate(run, replace(PLAIN, dropout=0.5, away_minutes=1))
     # with a chance of a half an attempt breaks off once on the mean, half way through, and a minute is lost besides
     assert found.part.repeated / 400 == pytest.approx(0.5 * 60 + 60, rel=0.15)
     assert found.part.training == 400 * 60
+
+
+def test_who_sends_nothing_waits_for_nobody(tmp_path: Path) -> None:
+    run = written(tmp_path / "run", [line(number, [0, 1], None, seconds=60.0) for number in (1, 2)])
+    found = simulate(run, replace(PLAIN, latency_ms=500, dropout=0.9, hours=1))
+    assert found.part == Part(training=2 * 45.0)  # client 0 has three quarters of the images
 
 
 def test_the_same_seed_gives_clients_the_same_links(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ How long a client trains is its share of the round's recorded seconds, by images
 work too.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,8 @@ def simulate(run: RunFolder, profile: Profile, seed: int = 0) -> Timeline:
     """Put a run on the clock."""
     if not run.rounds:
         raise PromptFedError(f'Run folder "{run.path}" has no finished round, so there is nothing to put on a clock.')
+    if not run.traffic.down_bytes + run.traffic.up_bytes:  # everyone alone: nobody is waited for
+        profile = replace(profile, latency_ms=0.0, dropout=0.0, hours=24.0)
     sizes = None if run.partition is None else [sum(client.counts) for client in run.partition.clients]
     clients: dict[int, Numbers] = {}
     total, points = Part(), []
