@@ -1,5 +1,6 @@
 """Profiles of links and devices: by name, from a file, with numbers changed, and what is refused."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,17 @@ from promptfed.core.errors import PromptFedError
 @pytest.mark.parametrize("name", PROFILES)
 def test_shipped_profiles_keep_their_own_rules(name: str) -> None:
     assert read_profile(name) == PROFILES[name]
+
+
+def test_the_page_has_the_profiles() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "links.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| `")]
+    told = {
+        key.strip("`"): [float(cell.split(", ")[place]) for cell in cells[1:4]]
+        for cells in rows
+        for place, key in enumerate(cells[0].split(", "))
+    }
+    assert told == {key: [asdict(one)[key] for one in PROFILES.values()] for key in asdict(PROFILES["mobile"])}
 
 
 def test_numbers_can_be_changed() -> None:
