@@ -19,7 +19,7 @@ from promptfed.core.method import Task, dual
 from promptfed.core.protocols import DualEncoder
 from support.tiny_clip import clip, said, saved
 from support.tiny_hub import Model, dinov2
-from support.toy_clip import ARCH, NAMES, NET, SHAPE, close, normal
+from support.toy_clip import ARCH, NAMES, NET, SHAPE, assert_close, normal
 from support.toys import rng
 
 CPU = torch.device("cpu")
@@ -41,12 +41,12 @@ def test_image_features_are_those_of_transformers(act: str, tmp_path: Path) -> N
     model, x = clip(image={"hidden_act": act}, words={"hidden_act": act}), normal(2, *SHAPE)
     net = loaded(model, tmp_path)
     with torch.no_grad():
-        close(net.features({}, x), model.get_image_features(x).pooler_output)
+        assert_close(net.features({}, x), model.get_image_features(x).pooler_output)
         large = CLIP((3, 24, 20), 3, NAMES, str(tmp_path)).to(CPU)
         wide = normal(2, 3, 24, 20)
         found = model.get_image_features(wide, interpolate_pos_encoding=True).pooler_output
-        close(large.features({}, wide), found)
-    close(net.scale, model.logit_scale.exp().detach(), 0)
+        assert_close(large.features({}, wide), found)
+    assert_close(net.scale, model.logit_scale.exp().detach(), 0)
 
 
 @pytest.mark.parametrize("act", ["quick_gelu", "gelu"])
@@ -59,7 +59,7 @@ def test_text_features_are_those_of_transformers_at_77_tokens(act: str, per_clas
     with torch.no_grad():
         context = model.text_model.embeddings.token_embedding(tokens[0, 1:4])
         wanted = unit(model.get_text_features(tokens).pooler_output)
-    close(net.text(context.expand(3, -1, -1) if per_class else context, per_class=per_class), wanted)
+    assert_close(net.text(context.expand(3, -1, -1) if per_class else context, per_class=per_class), wanted)
 
 
 def test_zero_shot_features_are_of_a_photo(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_zero_shot_features_are_of_a_photo(tmp_path: Path) -> None:
     net = loaded(model, tmp_path)
     tokens = said(["a photo of a cat.", "a photo of a red dog.", "a photo of a a car's 9 trees."])
     with torch.no_grad():
-        close(net.zero_shot, unit(model.get_text_features(tokens).pooler_output))
+        assert_close(net.zero_shot, unit(model.get_text_features(tokens).pooler_output))
     assert not net.zero_shot.requires_grad
 
 
@@ -78,7 +78,7 @@ def test_the_old_configurations_with_end_token_2_give_the_same(tmp_path: Path) -
     model.config.text_config.eos_token_id = 2
     with torch.no_grad():
         wanted = unit(model.get_text_features(tokens).pooler_output)
-    close(loaded(model, tmp_path).zero_shot, wanted)
+    assert_close(loaded(model, tmp_path).zero_shot, wanted)
 
 
 def test_pickled_weights_of_the_hub(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_the_image_tower_may_be_a_dinov2(tmp_path: Path) -> None:
     net = CLIP(SHAPE, 3, NAMES, str(tmp_path)).to(CPU)
     assert net.statistics == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     with torch.no_grad():
-        close(net.features({}, x), other(x).last_hidden_state[:, 0] @ projection.T)
+        assert_close(net.features({}, x), other(x).last_hidden_state[:, 0] @ projection.T)
 
 
 def test_number_of_weights_of_the_paper() -> None:
@@ -121,7 +121,7 @@ def test_the_classifier_sees_the_projected_features() -> None:
     assert head["head.weight"].shape == (3, 10)
     features = NET.features({}, x)
     assert features.shape == (2, 10)
-    close(NET(head, x), features @ head["head.weight"].T + head["head.bias"], 1e-6)
+    assert_close(NET(head, x), features @ head["head.weight"].T + head["head.bias"], 1e-6)
     assert not torch.allclose(features.norm(dim=-1), torch.ones(2), atol=1e-2)
 
 
@@ -144,7 +144,7 @@ def test_a_stack_of_image_towers_is_one_by_one(trained: bool) -> None:
     singles = [tree.map(lambda value, by=at: value + 0.02 * by, one) for at, one in enumerate(singles)]
     together = NET(tree.stack(singles), x, tokens=tokens)
     for client, single in enumerate(singles):
-        close(together[client], NET(single, x[client], tokens=[one[client] for one in tokens]))
+        assert_close(together[client], NET(single, x[client], tokens=[one[client] for one in tokens]))
 
 
 def test_prompt_tokens_are_normed_with_the_others(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_prompt_tokens_are_normed_with_the_others(tmp_path: Path) -> None:
         z = tower.embeddings(x)
         z = tower.pre_layrnorm(torch.cat([z[:, :1], tokens.expand(2, -1, -1), z[:, 1:]], 1))
         z = tower.post_layernorm(tower.encoder(inputs_embeds=z).last_hidden_state[:, 0])
-        close(net.features({}, x, tokens=tokens), model.visual_projection(z))
+        assert_close(net.features({}, x, tokens=tokens), model.visual_projection(z))
 
 
 # -- how it is made -------------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def test_bfloat16_is_close_and_answers_in_float32() -> None:
     context, x = normal(2, 4, 12).requires_grad_(), normal(2, *SHAPE)
     found = low.text(context, per_class=False)
     assert found.dtype == low.features({}, x).dtype == low.zero_shot.dtype == low.scale.dtype == torch.float32
-    close(found, NET.text(context, per_class=False), 0.05)
+    assert_close(found, NET.text(context, per_class=False), 0.05)
     (pull,) = torch.autograd.grad(found.pow(3).sum(), context)
     assert pull.dtype == torch.float32
 

@@ -14,7 +14,7 @@ from promptfed.core import ops, tree
 from promptfed.core.errors import PromptFedError
 from promptfed.core.method import Task, adaptable, dense
 from promptfed.core.tree import Tree
-from support.toy_clip import NAMES, NET, SHAPE, close, normal
+from support.toy_clip import NAMES, NET, SHAPE, assert_close, normal
 from support.toys import task
 
 VIT = ViT.random(SHAPE, 3, width=16, depth=2, heads=2, patch=4, precision="fp32")
@@ -51,7 +51,7 @@ def test_a_pair_is_the_matrix_with_its_product_added(part: str, block: int) -> N
     own = pair(name)
     moved = {f"{name}.weight": NET.image.frozen[f"{name}.weight"] + product(own, name)}
     found = NET.features(own, x)
-    close(found, NET.features(moved, x), 1e-4)
+    assert_close(found, NET.features(moved, x), 1e-4)
     assert not torch.allclose(found, NET.features({}, x), atol=1e-2)
 
 
@@ -63,7 +63,7 @@ def test_queries_keys_and_values_have_pairs_of_their_own(parts: str, block: int)
     for number, part in enumerate(parts):
         own |= pair(f"block{block}.{part}", seed=number)
         whole[16 * "qkv".index(part) :][:16] += product(own, f"block{block}.{part}")
-    close(NET.features(own, x), NET.features({f"block{block}.qkv.weight": whole}, x), 1e-4)
+    assert_close(NET.features(own, x), NET.features({f"block{block}.qkv.weight": whole}, x), 1e-4)
 
 
 @pytest.mark.parametrize("mid", [True, False])
@@ -76,7 +76,7 @@ def test_a_side_adapter_is_added_to_its_block(mid: bool, alone: bool) -> None:
         made = made @ own[f"side.{part}.weight"].T + own[f"side.{part}.bias"]
         made = made if part == "up" else made.relu()
     plain, found = (transformer._block(arch, w, z, alone=alone, flash=False) for w in (frozen, frozen | own))
-    close(found, plain + (made[:, :1] if alone else made))
+    assert_close(found, plain + (made[:, :1] if alone else made))
 
 
 # -- the text tower -------------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def test_pairs_of_the_text_tower(part: str, block: int, per_class: bool) -> None
     found = NET.text(context, per_class=per_class, weights=own)
     moved = NET.spelled | {f"{name}.weight": NET.spelled[f"{name}.weight"] + product(own, f"text.{name}")}
     wanted = text.features(NET.text_arch, moved, context if per_class else context.unsqueeze(-3))
-    close(found, wanted, 1e-4)
+    assert_close(found, wanted, 1e-4)
     assert not torch.allclose(found, NET.text(context, per_class=per_class), atol=1e-2)
 
 
@@ -104,8 +104,8 @@ def test_names_of_the_other_tower_change_nothing() -> None:
 
 def test_pairs_of_zeros_change_nothing() -> None:
     own = tree.map(torch.zeros_like, pair("block0.q") | pair("text.block1.mlp1") | side("text.block0", 12))
-    close(NET.features(own, normal(2, *SHAPE)), NET.features({}, normal(2, *SHAPE)), 1e-6)
-    close(NET.text("a photo of a", per_class=False, weights=own), NET.zero_shot, 1e-6)
+    assert_close(NET.features(own, normal(2, *SHAPE)), NET.features({}, normal(2, *SHAPE)), 1e-6)
+    assert_close(NET.text("a photo of a", per_class=False, weights=own), NET.zero_shot, 1e-6)
 
 
 # -- both -----------------------------------------------------------------------------------------------------------
@@ -132,12 +132,12 @@ def test_a_stack_of_companions_is_one_by_one(chunk: int) -> None:
         lambda own, given: net.text("red photo of", per_class=False, weights=own),
     ]
     for client, single in enumerate(singles):
-        close(images[client], net.features(single, x[client]), 1e-4)
-        close(patches[client], net.patches(single, x[client]), 1e-4)
+        assert_close(images[client], net.features(single, x[client]), 1e-4)
+        assert_close(patches[client], net.patches(single, x[client]), 1e-4)
     for call in calls:
         stacked = call(together, context)
         for client, single in enumerate(singles):
-            close(stacked[client], call(single, context[client]), 1e-4)
+            assert_close(stacked[client], call(single, context[client]), 1e-4)
 
 
 def test_every_companion_gets_a_gradient() -> None:
@@ -173,13 +173,13 @@ def test_deeper_contexts_shared_or_not(per_class: bool) -> None:
 
     if per_class:
         found = NET.text(spread(first), per_class=True, deep=[spread(second), spread(third)])
-        close(found, shared, 1e-5)
+        assert_close(found, shared, 1e-5)
     assert not torch.allclose(shared, NET.text(first, per_class=False), atol=1e-2)
     again = NET.text(first, per_class=False, deep=[second])
     assert not torch.allclose(shared, again, atol=1e-3)
     for client in range(2):
         alone = NET.text(first[client], per_class=False, deep=[second[client], third[client]])
-        close(alone, shared[client], 1e-5)
+        assert_close(alone, shared[client], 1e-5)
 
 
 def test_a_deeper_context_takes_the_place_of_what_became_of_the_first() -> None:
@@ -191,7 +191,7 @@ def test_a_deeper_context_takes_the_place_of_what_became_of_the_first() -> None:
     query, key, value = block.heads(stem[None])
     mixed = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
     after = block.finished(stem[None], mixed)[0, 1:]
-    close(NET.text(first, per_class=False, deep=[after]), NET.text(first, per_class=False), 1e-5)
+    assert_close(NET.text(first, per_class=False, deep=[after]), NET.text(first, per_class=False), 1e-5)
 
 
 def test_more_contexts_than_blocks() -> None:
@@ -210,9 +210,9 @@ def test_the_first_patch_is_the_class_token(tokens: int | None) -> None:
     for net in (NET, VIT):
         found = net.patches({}, x, tokens=prompt)
         assert found.shape == (2, 17, 10 if net is NET else 16)
-        close(found[:, 0], net.features({}, x, tokens=prompt))
+        assert_close(found[:, 0], net.features({}, x, tokens=prompt))
     raw = NET.patches({}, x, tokens=prompt, project=False)
-    close(raw @ NET.image.frozen["projection.weight"].T, NET.patches({}, x, tokens=prompt), 1e-4)
+    assert_close(raw @ NET.image.frozen["projection.weight"].T, NET.patches({}, x, tokens=prompt), 1e-4)
 
 
 def test_a_patch_is_where_its_pixels_are() -> None:
@@ -228,10 +228,10 @@ def test_kept_patches_stand_for_the_images() -> None:
     kept = seen(NET, "patches", x)
     own = dense(Task(behind(NET, "patches"), NAMES, 2))
     assert own.patches({}, kept) is kept
-    close(own.features({}, kept), NET.features({}, x))
+    assert_close(own.features({}, kept), NET.features({}, x))
     assert seen(NET, "pixels", x) is x
     assert behind(NET, "pixels") is NET
-    close(seen(NET, "features", x), NET.features({}, x), 0)
+    assert_close(seen(NET, "features", x), NET.features({}, x), 0)
     assert dense(whole) is NET
     with pytest.raises(PromptFedError, match=r'^A method that looks at projected patches has reads="patches"'):
         Cached(NET).patches({}, kept)
@@ -245,8 +245,8 @@ def test_kept_patches_stand_for_the_images() -> None:
 def test_tokens_that_enter_first_are_prompts() -> None:
     x, tokens = normal(2, *SHAPE), normal(3, 16, seed=1)
     for net in (NET, VIT):
-        close(net.grown({}, x, tokens={}), net.features({}, x))
-    close(VIT.grown({}, x, tokens={0: tokens}), VIT.features({}, x, tokens=tokens))
+        assert_close(net.grown({}, x, tokens={}), net.features({}, x))
+    assert_close(VIT.grown({}, x, tokens={0: tokens}), VIT.features({}, x, tokens=tokens))
 
 
 def test_later_tokens_enter_behind_the_class_token_and_stay() -> None:
@@ -258,11 +258,11 @@ def test_later_tokens_enter_behind_the_class_token_and_stay() -> None:
     z = transformer._block(arch, transformer._own(own, 1), z, alone=False, flash=False)
     wanted = ops.layer_norm(z, own["norm.weight"], own["norm.bias"], arch.eps)
     given = {0: first, 1: later}
-    close(VIT.grown({}, x, tokens=given), wanted[:, 0])
-    close(VIT.grown({}, x, tokens=given, nearest=2), wanted[:, :3].mean(1))
+    assert_close(VIT.grown({}, x, tokens=given), wanted[:, 0])
+    assert_close(VIT.grown({}, x, tokens=given, nearest=2), wanted[:, :3].mean(1))
     half = transformer.embed(arch, own, x, None)
     half = transformer._block(arch, transformer._own(own, 0), half, alone=False, flash=False)
-    close(
+    assert_close(
         VIT.grown({}, x, tokens={}, upto=1), ops.layer_norm(half, own["norm.weight"], own["norm.bias"], arch.eps)[:, 0]
     )
 
@@ -272,7 +272,7 @@ def test_a_stack_of_growing_sequences_is_one_by_one() -> None:
     together = NET.grown({}, x, tokens=tokens, nearest=1)
     for client in range(3):
         own = {number: value[client] for number, value in tokens.items()}
-        close(together[client], NET.grown({}, x[client], tokens=own, nearest=1))
+        assert_close(together[client], NET.grown({}, x[client], tokens=own, nearest=1))
 
 
 @pytest.mark.parametrize(("tokens", "upto", "number"), [({2: 1}, 0, 2), ({}, 3, 3)])
@@ -292,8 +292,8 @@ def test_the_name_follows_right_behind_a_shorter_context(chunk: int) -> None:
     lengths = torch.tensor([2, 6, 0])
     found = net.text(context, per_class=False, length=lengths)
     for client, count in enumerate(lengths.tolist()):
-        close(found[client], net.text(context[client, :count], per_class=False))
-        close(net.text(context[client], per_class=False, length=lengths[client]), found[client])
+        assert_close(found[client], net.text(context[client, :count], per_class=False))
+        assert_close(net.text(context[client], per_class=False, length=lengths[client]), found[client])
     (pull,) = torch.autograd.grad(found.pow(3).sum(), context)
     assert pull[0, 2:].abs().max() == pull[2].abs().max() == 0
     assert pull[0, :2].abs().min() > 0
@@ -302,8 +302,8 @@ def test_the_name_follows_right_behind_a_shorter_context(chunk: int) -> None:
 def test_a_stack_of_contexts_may_have_a_length_for_each_client() -> None:
     context, lengths = normal(2, 5, 12), torch.tensor([[3], [5]])
     both = NET.text(torch.stack([context, 2 * context], 1), per_class=False, length=lengths)
-    close(both[0, 1], NET.text(2 * context[0, :3], per_class=False))
-    close(both[1, 0], NET.text(context[1], per_class=False))
+    assert_close(both[0, 1], NET.text(2 * context[0, :3], per_class=False))
+    assert_close(both[1, 0], NET.text(context[1], per_class=False))
     with pytest.raises(
         PromptFedError, match=r"^Contexts of different lengths are shared by all classes; give them per_"
     ):

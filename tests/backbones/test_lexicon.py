@@ -15,7 +15,7 @@ from promptfed.core.prompts.text import said
 from support.tiny_clip import clip, saved
 from support.tiny_clip import said as tokenised
 from support.tiny_hub import Model
-from support.toy_clip import NAMES, NET, SHAPE, close, normal
+from support.toy_clip import NAMES, NET, SHAPE, assert_close, normal
 
 CPU = torch.device("cpu")
 TEXTS = ["a red tree", "dogs, cats and 9 trees in a car.", "a photo of a cat."]
@@ -32,10 +32,10 @@ def test_features_of_sentences_are_those_of_transformers(tmp_path: Path) -> None
     with torch.no_grad():
         wanted = torch.nn.functional.normalize(model.get_text_features(tokenised(TEXTS)).pooler_output, dim=-1)
     found = net.sentences(TEXTS)
-    close(found, wanted)
+    assert_close(found, wanted)
     assert not found.requires_grad
     assert net.sentences(tuple(TEXTS)) is found  # a recorded step reads it again from where it is
-    close(net.sentences(TEXTS[2:])[0], net.zero_shot[0])
+    assert_close(net.sentences(TEXTS[2:])[0], net.zero_shot[0])
 
 
 def test_words_are_rows_of_the_embedding(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_words_are_rows_of_the_embedding(tmp_path: Path) -> None:
     assert found.equal(wanted)
     assert net.words("").shape == (0, 12)
     context = net.words("red photo of")
-    close(net.text(context, per_class=False)[0], net.sentences(["red photo of cat."])[0])
+    assert_close(net.text(context, per_class=False)[0], net.sentences(["red photo of cat."])[0])
 
 
 @pytest.mark.parametrize("per_class", [False, True])
@@ -85,11 +85,11 @@ def test_a_task_with_other_classes() -> None:
 def test_class_names_in_templates(tmp_path: Path) -> None:
     net = loaded(tmp_path)
     task = Task(net, NAMES, 1)
-    close(said(task, "a photo of a {}."), net.zero_shot)
-    close(said(task, "{}")[1], net.sentences(["red dog"])[0], 1e-6)
+    assert_close(said(task, "a photo of a {}."), net.zero_shot)
+    assert_close(said(task, "{}")[1], net.sentences(["red dog"])[0], 1e-6)
     both = said(task, "a photo of a {}.", "{}")
     wanted = torch.nn.functional.normalize((said(task, "a photo of a {}.") + said(task, "{}")) / 2, dim=-1)
-    close(both, wanted, 0)
+    assert_close(both, wanted, 0)
     with pytest.raises(PromptFedError, match=r'^The template "a photo" has no place for a class name; write \{\}'):
         said(task, "a photo")
 

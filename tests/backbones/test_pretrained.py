@@ -34,7 +34,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def close(found: Tensor, wanted: Tensor, tolerance: float = 1e-5) -> None:
+def assert_close(found: Tensor, wanted: Tensor, tolerance: float = 1e-5) -> None:
     torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
 
 
@@ -48,9 +48,9 @@ def test_features_are_those_of_transformers(kind: str, prompts: int, tmp_path: P
     net = ViT(SHAPE, 5, saved(model, tmp_path)).to(CPU)
     tokens = [normal(4, 16, seed=1 + at) for at in range(prompts)]
     with torch.no_grad():
-        close(net.features({}, x, tokens=tokens or None), by_hand(model, x, tokens))
+        assert_close(net.features({}, x, tokens=tokens or None), by_hand(model, x, tokens))
         if not prompts:
-            close(net.features({}, x), model(x).last_hidden_state[:, 0])
+            assert_close(net.features({}, x), model(x).last_hidden_state[:, 0])
 
 
 @pytest.mark.parametrize("kind", ["vit", "dinov2"])
@@ -62,21 +62,23 @@ def test_positions_are_interpolated_as_transformers_does(
     net = ViT(shape, 5, saved(model, tmp_path)).to(CPU)
     assert net.arch.grid == (shape[1] // 4, shape[2] // 4)
     with torch.no_grad():
-        close(net.features({}, x), by_hand(model, x, []))
+        assert_close(net.features({}, x), by_hand(model, x, []))
 
 
 def test_images_are_resized_inside(tmp_path: Path) -> None:
     where, x = saved(dinov2(), tmp_path), normal(3, 2, 3, 10, 10)
     net = ViT((3, 10, 10), 5, where, size=16).to(CPU)
     larger = F.interpolate(x.flatten(0, 1), (16, 16), mode="bicubic").unflatten(0, (3, 2))
-    close(net.features({}, x), ViT(SHAPE, 5, where).to(CPU).features({}, larger), 1e-6)
+    assert_close(net.features({}, x), ViT(SHAPE, 5, where).to(CPU).features({}, larger), 1e-6)
 
 
 def test_positions_of_another_grid_by_hand() -> None:
     # a plane that is constant stays so, and the class token's position is never touched
     position = torch.cat([torch.full((1, 2), 7.0), torch.full((4, 2), 3.0)])
     assert fit_positions(position, (2, 2), (2, 2)) is position
-    close(fit_positions(position, (2, 2), (3, 5)), torch.cat([torch.full((1, 2), 7.0), torch.full((15, 2), 3.0)]))
+    assert_close(
+        fit_positions(position, (2, 2), (3, 5)), torch.cat([torch.full((1, 2), 7.0), torch.full((15, 2), 3.0)])
+    )
 
 
 # -- frozen weights and trained ones --------------------------------------------------------------------------------
@@ -115,7 +117,7 @@ def test_only_what_is_passed_in_gets_a_gradient() -> None:
 
 def test_no_prompt_is_no_change() -> None:
     x = normal(2, *SHAPE)
-    close(NET.features({}, x, tokens=torch.zeros(0, 16)), NET.features({}, x), 1e-6)
+    assert_close(NET.features({}, x, tokens=torch.zeros(0, 16)), NET.features({}, x), 1e-6)
 
 
 @pytest.mark.parametrize("trained", ["head", "all"])
@@ -135,7 +137,7 @@ def test_a_stack_is_one_by_one(trained: str, tokens: str) -> None:
     together = NET(tree.stack(singles), x, tokens=prompts or None)
     for client, single in enumerate(singles):
         alone = NET(single, x[client], tokens=[one[client] for one in prompts] or None)
-        close(together[client], alone)
+        assert_close(together[client], alone)
 
 
 def test_bfloat16_is_close_and_answers_in_float32() -> None:
@@ -146,7 +148,7 @@ def test_bfloat16_is_close_and_answers_in_float32() -> None:
     for weights in (start, low.head(rng())):
         logits = low(weights, x, tokens=tokens)
         assert logits.dtype == low.features(weights, x).dtype == torch.float32
-        close(logits, NET(weights, x, tokens=tokens), 0.05)
+        assert_close(logits, NET(weights, x, tokens=tokens), 0.05)
     (pull,) = torch.autograd.grad(logits.sum(), tokens)
     assert pull.dtype == torch.float32
 

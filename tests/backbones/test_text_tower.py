@@ -14,7 +14,7 @@ from promptfed.backbones.text import TextArch
 from promptfed.core import tree
 from promptfed.core.errors import PromptFedError
 from promptfed.core.tree import Tree
-from support.toy_clip import ARCH, NET, SHAPE, close, normal
+from support.toy_clip import ARCH, NET, SHAPE, assert_close, normal
 
 
 @pytest.mark.parametrize("per_class", [False, True])
@@ -24,7 +24,7 @@ def test_what_follows_the_end_token_changes_nothing(per_class: bool) -> None:
     rest = normal(3, 77 - 1 - 4 - ending.shape[1], 12, seed=1)
     whole = NET.frozen | {"ending": torch.cat([ending, rest], 1)}
     flat = context if per_class else context[None]
-    close(text.features(NET.quick_arch, whole, flat), NET.text(context, per_class=per_class), 1e-6)
+    assert_close(text.features(NET.quick_arch, whole, flat), NET.text(context, per_class=per_class), 1e-6)
 
 
 def test_a_shared_context_is_the_same_one_for_every_class() -> None:
@@ -32,11 +32,11 @@ def test_a_shared_context_is_the_same_one_for_every_class() -> None:
     repeated = context.detach()[:, None].repeat(1, 3, 1, 1).requires_grad_()
     pull = normal(2, 3, 10, seed=1)
     shared, each = NET.text(context, per_class=False), NET.text(repeated, per_class=True)
-    close(shared, each, 1e-6)
+    assert_close(shared, each, 1e-6)
     (first,), (second,) = (
         torch.autograd.grad((found * pull).sum(), given) for found, given in ((shared, context), (each, repeated))
     )
-    close(first, second.sum(1))
+    assert_close(first, second.sum(1))
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 4, 7, 100])
@@ -46,12 +46,12 @@ def test_parts_are_the_whole_and_so_are_their_gradients(chunk: int, per_class: b
     context = normal(5, *((3,) if per_class else ()), 4, 12).requires_grad_()
     pull = normal(5, 3, 10, seed=1)
     found, wanted = (net.text(context, per_class=per_class) for net in (small, NET))
-    close(found, wanted, 1e-6)
+    assert_close(found, wanted, 1e-6)
     pulls = [torch.autograd.grad((made * pull).sum(), context)[0] for made in (found, wanted)]
     assert pulls[1].abs().sum() > 0
-    close(pulls[0], pulls[1], 1e-6)
+    assert_close(pulls[0], pulls[1], 1e-6)
     with torch.no_grad():
-        close(small.text(context, per_class=per_class), wanted, 1e-6)
+        assert_close(small.text(context, per_class=per_class), wanted, 1e-6)
 
 
 def test_long_names_are_apart_from_short_ones() -> None:
@@ -79,11 +79,11 @@ def test_groups_are_the_whole_and_so_are_their_gradients(per_class: bool, monkey
     assert (len(whole.groups), len(parted.groups)) == (1, 2)
     context = normal(2, *((5,) if per_class else ()), 4, 12).requires_grad_()
     found, wanted = (net.text(context, per_class=per_class) for net in (parted, whole))
-    close(found, wanted, 1e-6)
+    assert_close(found, wanted, 1e-6)
     pull = normal(2, 5, 10, seed=1)
     pulls = [torch.autograd.grad((made * pull).sum(), context)[0] for made in (found, wanted)]
     assert pulls[1].abs().sum() > 0
-    close(pulls[0], pulls[1], 1e-6)
+    assert_close(pulls[0], pulls[1], 1e-6)
 
 
 @pytest.mark.parametrize("quick", [True, False])
@@ -94,11 +94,11 @@ def test_silu_takes_the_place_of_quick_gelu(quick: bool) -> None:
     form, weights = text.with_silu(arch, plain)
     assert form.silu is quick
     if quick:
-        close(weights["block0.mlp1.bias"], 1.702 * plain["block0.mlp1.bias"], 1e-6)
-        close(weights["block2.mlp2.weight"], plain["block2.mlp2.weight"] / 1.702, 1e-6)
+        assert_close(weights["block0.mlp1.bias"], 1.702 * plain["block0.mlp1.bias"], 1e-6)
+        assert_close(weights["block2.mlp2.weight"], plain["block2.mlp2.weight"] / 1.702, 1e-6)
         assert text.with_silu(form, weights) == (form, weights)
     assert weights["block1.mlp2.bias"] is plain["block1.mlp2.bias"]
-    close(text.features(form, weights, context), text.features(arch, plain, context), 1e-6)
+    assert_close(text.features(form, weights, context), text.features(arch, plain, context), 1e-6)
 
 
 @pytest.mark.parametrize("per_class", [False, True])
@@ -107,7 +107,7 @@ def test_the_end_tokens_alone_are_enough_in_the_last_block(per_class: bool) -> N
     identity = tree.map(torch.zeros_like, tree.pick(NET.spelled, [n for n in NET.spelled if n.startswith("block0.")]))
     longer = NET.spelled | {name.replace("block0", "block3"): value for name, value in identity.items()}
     # a fourth block of zeros adds nothing, and makes of the third one that computes all tokens
-    close(
+    assert_close(
         text.features(dataclasses.replace(full, depth=4), longer, context),
         text.features(full, NET.spelled, context),
         1e-6,
@@ -161,19 +161,19 @@ def test_a_stack_is_one_by_one(per_class: bool) -> None:
     assert together.shape == (2, 4, 3, 10)
     for client in range(2):
         for image in range(4):
-            close(together[client, image], NET.text(context[client, image], per_class=per_class), 1e-6)
-    close(together.norm(dim=-1), torch.ones(2, 4, 3))
+            assert_close(together[client, image], NET.text(context[client, image], per_class=per_class), 1e-6)
+    assert_close(together.norm(dim=-1), torch.ones(2, 4, 3))
 
 
 def test_without_a_context_there_is_the_name_alone() -> None:
-    close(NET.text(torch.zeros(0, 12), per_class=False), NET.text(torch.zeros(3, 0, 12), per_class=True), 1e-6)
+    assert_close(NET.text(torch.zeros(0, 12), per_class=False), NET.text(torch.zeros(3, 0, 12), per_class=True), 1e-6)
 
 
 def test_the_only_class() -> None:
     net = CLIP.random(SHAPE, ("cat",), ARCH)
     context = normal(2, 4, 12)
     assert net.text(context, per_class=False).shape == (2, 1, 10)
-    close(net.text(context[:, None], per_class=True), net.text(context, per_class=False), 1e-6)
+    assert_close(net.text(context[:, None], per_class=True), net.text(context, per_class=False), 1e-6)
 
 
 def test_a_context_too_long() -> None:

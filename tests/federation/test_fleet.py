@@ -25,7 +25,7 @@ def fit(loop: Loop, clients: torch.Tensor) -> tuple[Tree, Tree, torch.Tensor, Tr
     return fitted.up, fitted.tested, fitted.weights, fitted.measures
 
 
-def close(first: Tree, second: Tree) -> None:
+def assert_close(first: Tree, second: Tree) -> None:
     torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5)
 
 
@@ -37,7 +37,7 @@ def test_a_stack_equals_one_by_one(method: Method, chosen: tuple[int, ...], tmp_
     for first, second in zip(fit(one, clients), fit(many, clients), strict=True):
         torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5)
     for client in chosen:
-        close(one.store.get(client), many.store.get(client))
+        assert_close(one.store.get(client), many.store.get(client))
 
 
 @pytest.mark.parametrize("width", [1, 2, 4])
@@ -50,7 +50,7 @@ def test_chunks_equal_the_whole_stack(width: int, tmp_path: Path) -> None:
     for first, second in zip(fit(whole, clients), fit(parts, clients), strict=True):
         torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5)
     for client in range(5):
-        close(whole.store.get(client), parts.store.get(client))
+        assert_close(whole.store.get(client), parts.store.get(client))
     scores = [evaluate(loop.fleet, loop) for loop in (whole, parts)]
     assert scores[0]["correct"].tolist() == scores[1]["correct"].tolist()
 
@@ -102,7 +102,7 @@ def test_fleets_score_the_same(method: Method, tmp_path: Path) -> None:
     one, many = make(method, tmp_path / "a"), make(method, tmp_path / "b", "stacked", width=2)
     first, second = evaluate(one.fleet, one), evaluate(many.fleet, many)
     assert first["correct"].tolist() == second["correct"].tolist()
-    close(first, second)
+    assert_close(first, second)
 
 
 @pytest.mark.parametrize("fleet", ["one-by-one", "stacked"])

@@ -19,7 +19,7 @@ from promptfed.data.batches import ClientData
 from promptfed.federation.examples_privacy import spent_on_examples
 from promptfed.methods.dp_fpl import DPFPL, factors, through
 from promptfed.methods.promptfl import PromptFL
-from support.toy_clip import NAMES, NET, close, normal
+from support.toy_clip import NAMES, NET, assert_close, normal
 from support.toys import TinyDual, featured, rng, task
 
 TASK = task(TinyDual())
@@ -52,10 +52,10 @@ def test_the_factors_are_orthonormal_and_with_the_rest_they_are_the_context(seed
     own = normal(2, 6, 9, seed=seed)
     made = factors(own, normal(2, 9, 4, seed=seed + 10))
     u, v = made["u"], made["v"]
-    close(u.mT @ u, torch.eye(4).expand(2, 4, 4))
-    close(v @ v.mT, torch.eye(4).expand(2, 4, 4))
-    close(u @ v + made["rest"], own)
-    close((u @ v).flatten(-2).norm(dim=-1), torch.full((2,), 2.0))  # √k, however long p_L is
+    assert_close(u.mT @ u, torch.eye(4).expand(2, 4, 4))
+    assert_close(v @ v.mT, torch.eye(4).expand(2, 4, 4))
+    assert_close(u @ v + made["rest"], own)
+    assert_close((u @ v).flatten(-2).norm(dim=-1), torch.full((2,), 2.0))  # √k, however long p_L is
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -67,9 +67,9 @@ def test_what_the_factors_see_is_a_projection_of_the_gradient(seed: int) -> None
         return through(u, v, some @ v.mT, u.mT @ some)
 
     once = seen(grad)
-    close(grad - once, (torch.eye(6) - u @ u.mT) @ grad @ (torch.eye(9) - v.mT @ v))
-    close(seen(once), once)
-    close((once * (grad - once)).sum(), torch.tensor(0.0))
+    assert_close(grad - once, (torch.eye(6) - u @ u.mT) @ grad @ (torch.eye(9) - v.mT @ v))
+    assert_close(seen(once), once)
+    assert_close((once * (grad - once)).sum(), torch.tensor(0.0))
 
 
 # -- a round by hand ------------------------------------------------------------------------------------------------
@@ -79,22 +79,24 @@ def test_a_round_by_hand() -> None:
     # an image's gradient turns the text of the wrong class away, half of it by each token; a batch has four places
     context, own = moves(fit(PLAIN))
     g = WRONG / 8
-    close(context, torch.tensor([[[g, 0], [g, 0]], [[0, 2 * g], [0, 2 * g]]]))
-    close(own, torch.tensor([[[0, 0], [g, 0]], [[0, 2 * g], [0, 2 * g]]]))  # the first entry is seen by neither factor
+    assert_close(context, torch.tensor([[[g, 0], [g, 0]], [[0, 2 * g], [0, 2 * g]]]))
+    assert_close(
+        own, torch.tensor([[[0, 0], [g, 0]], [[0, 2 * g], [0, 2 * g]]])
+    )  # the first entry is seen by neither factor
 
 
 def test_every_example_is_shortened_with_all_its_parts_together() -> None:
     context, own = moves(fit(replace(PLAIN, clip=0.1)))
     # (∇_G, ∇_u, ∇_v) is (w w | 0 0 | w) and (w w | w w | w) times an axis, w = WRONG / 2: of length w √3 and w √5
     first, second = 0.1 / 3**0.5 / 4, 2 * 0.1 / 5**0.5 / 4
-    close(context, torch.tensor([[[first, 0], [first, 0]], [[0, second], [0, second]]]))
-    close(own, torch.tensor([[[0, 0], [first, 0]], [[0, second], [0, second]]]))
+    assert_close(context, torch.tensor([[[first, 0], [first, 0]], [[0, second], [0, second]]]))
+    assert_close(own, torch.tensor([[[0, 0], [first, 0]], [[0, second], [0, second]]]))
 
 
 def test_the_batch_is_shortened_as_a_whole_if_asked() -> None:
     context, _ = moves(fit(replace(PLAIN, clipping="batch", noise=0.0, clip=0.1)))
     first, second = 0.1 / 3**0.5, 0.1 / 5**0.5  # of the mean over images, not places
-    close(context, torch.tensor([[[first, 0], [first, 0]], [[0, second], [0, second]]]))
+    assert_close(context, torch.tensor([[[first, 0], [first, 0]], [[0, second], [0, second]]]))
 
 
 def drawn(method: DPFPL, data: ClientData) -> Batch:
@@ -107,10 +109,10 @@ def test_noise_is_added_to_the_sum_before_the_factors_are_multiplied() -> None:
     (context, own), (quiet, calm) = moves(fit(method)), moves(fit(replace(method, noise=0.0)))
     data = featured(torch.eye(3, 2), [0, 1, 1], [1, 2], draws=method.draws(TASK)).data([0, 1], 0, stacked=True)
     noise = drawn(method, data)
-    close(context - quiet, 2.0 * 0.1 / 4 * noise["noise.context"])
+    assert_close(context - quiet, 2.0 * 0.1 / 4 * noise["noise.context"])
     made = factors(OWN.expand(2, 2, 2), data.draw("sketch0", (2, 1), "normal"))
     pulled = through(made["u"], made["v"], noise["noise.u"], noise["noise.v"])
-    close(own - calm, 2.0 * 0.1 / 4 * pulled)
+    assert_close(own - calm, 2.0 * 0.1 / 4 * pulled)
 
 
 def test_noise_on_a_clipped_batch_is_the_papers() -> None:
@@ -118,9 +120,9 @@ def test_noise_on_a_clipped_batch_is_the_papers() -> None:
     (context, own), (quiet, calm) = moves(fit(method)), moves(fit(replace(method, noise=0.0)))
     data = featured(torch.eye(3, 2), [0, 1, 1], [1, 2]).data([0, 1], 0, stacked=True)
     z = {n: data.draw(f"noise.{n}0", s, "normal") for n, s in (("context", (2, 2)), ("u", (2, 1)), ("v", (1, 2)))}
-    close(context - quiet, 2.0 * 0.1 / 4 / 2**0.5 * z["context"])  # of two clients, the mean has a half of it
+    assert_close(context - quiet, 2.0 * 0.1 / 4 / 2**0.5 * z["context"])  # of two clients, the mean has a half of it
     made = factors(OWN.expand(2, 2, 2), data.draw("sketch0", (2, 1), "normal"))
-    close(own - calm, 2.0 * 0.1 / 4 * through(made["u"], made["v"], z["u"], z["v"]))
+    assert_close(own - calm, 2.0 * 0.1 / 4 * through(made["u"], made["v"], z["u"], z["v"]))
     assert not method.draws(TASK)
 
 
@@ -129,8 +131,8 @@ def test_the_server_moves_on_with_momentum_and_clients_count_once() -> None:
     server = {"context": torch.ones(2, 2), "velocity": torch.full((2, 2), 0.5)}
     up = {"context": torch.stack([torch.full((2, 2), 0.8), torch.full((2, 2), 0.6)])}
     after = method.aggregate(TASK, server, torch.arange(2), up, method.weight({"size": torch.tensor([1.0, 9.0])}))
-    close(after["velocity"], torch.full((2, 2), 0.9 * 0.5 + 0.3))
-    close(after["context"], torch.full((2, 2), 1 - 0.75))
+    assert_close(after["velocity"], torch.full((2, 2), 0.9 * 0.5 + 0.3))
+    assert_close(after["context"], torch.full((2, 2), 1 - 0.75))
 
 
 def test_a_client_goes_on_with_its_own_momentum() -> None:
@@ -139,12 +141,12 @@ def test_a_client_goes_on_with_its_own_momentum() -> None:
     own = normal(2, 12, seed=1)
     start = {"own": own, "own_velocity": torch.full((2, 12), 0.25)}
     _, once = replace(method, steps=1).fit(CLIP, {"context": normal(2, 12)}, start, data)
-    close(once["own"], own - once["own_velocity"])
+    assert_close(once["own"], own - once["own_velocity"])
     still = {"own": own, "own_velocity": torch.zeros(2, 12)}
     _, fresh = replace(method, steps=1).fit(CLIP, {"context": normal(2, 12)}, still, data)
-    close(once["own_velocity"], fresh["own_velocity"] + 0.125)
+    assert_close(once["own_velocity"], fresh["own_velocity"] + 0.125)
     _, twice = method.fit(CLIP, {"context": normal(2, 12)}, start, data)
-    close(once["own"] - twice["own"], twice["own_velocity"])
+    assert_close(once["own"] - twice["own"], twice["own_velocity"])
 
 
 # -- what it is at its ends -----------------------------------------------------------------------------------------
@@ -164,8 +166,8 @@ def test_at_full_rank_it_is_plain_sgd_of_both_contexts(clipping: Literal["exampl
 
     batches = data.batches("step0", size=6, steps=1)
     plain = local.sgd(both, CLIP, batches, start={}, params=down | {"own": own}, lr=0.1, weight_decay=0.01)
-    close(up["context"], plain["context"], 1e-4)
-    close(kept["own"], plain["own"], 1e-4)
+    assert_close(up["context"], plain["context"], 1e-4)
+    assert_close(kept["own"], plain["own"], 1e-4)
 
 
 def test_another_example_moves_what_is_sent_by_two_clips_at_most() -> None:

@@ -15,7 +15,7 @@ from promptfed.core.tree import Tree
 from promptfed.methods.fed_lora import FedITLoRA, FedSALoRA, FFALoRA
 from promptfed.methods.fedavg import FedAvg
 from support.adapted import ONE, A, B, Bent, Wide, photographs
-from support.toy_clip import NAMES, NET, SHAPE, close, normal
+from support.toy_clip import NAMES, NET, SHAPE, assert_close, normal
 from support.toys import FrozenTokens, featured, rng, task
 
 KINDS = (FedITLoRA, FFALoRA, FedSALoRA)
@@ -45,24 +45,24 @@ def test_a_round_by_hand() -> None:
     mean = torch.tensor([[-1.0 * WRONG / 3], [-0.5 * WRONG]])  # by images
 
     up, kept, after = a_round(FedITLoRA(**rates), a | b, {})
-    close(up[B], moved)
-    close(after[B], mean)
+    assert_close(up[B], moved)
+    assert_close(after[B], mean)
     assert up[A].equal(a[A].expand(2, 1, 2))
     assert kept == {}
 
     up, kept, after = a_round(FFALoRA(**rates), a | b, a)
     assert up.keys() == {B}
-    close(after[B], mean)
+    assert_close(after[B], mean)
     assert after[A].equal(a[A])
     assert kept[A].equal(a[A].expand(2, 1, 2))
 
     up, kept, after = a_round(FedSALoRA(**rates), a, b)
     assert up[A].equal(a[A].expand(2, 1, 2))
     assert after[A].equal(a[A])
-    close(kept[B], moved)
+    assert_close(kept[B], moved)
 
     up, kept, after = a_round(FedSALoRA(share="b", **rates), b, a)
-    close(after[B], mean)
+    assert_close(after[B], mean)
     assert kept[A].equal(a[A].expand(2, 1, 2))
 
 
@@ -71,7 +71,7 @@ def test_the_half_that_moves_when_the_other_is_not_zero() -> None:
     rates: dict[str, Any] = {"rank": 1, "alpha": 0.5, "lr": 1.0, **PLAIN}
     down = {A: torch.tensor([[0.0, 1.0]]), B: torch.tensor([[0.0], [4.0]])}
     up, _, _ = a_round(FedITLoRA(**rates), down, {})
-    close(up[A][0], torch.tensor([[-2.0 * WRONG, 1.0]]))
+    assert_close(up[A][0], torch.tensor([[-2.0 * WRONG, 1.0]]))
     assert up[B][0].equal(down[B])
     up, kept, _ = a_round(FFALoRA(**rates), down, tree.pick(down, [A]))
     assert up[B][0].equal(down[B])  # A may not move here
@@ -101,7 +101,7 @@ def test_ffa_at_full_rank_is_fedavg_of_the_matrix() -> None:
         one = whole.aggregate(bent, one, clients, up, whole.weight(dealt.facts))
         up, _ = ffa.fit(bent, ffa.download(bent, other, clients), tree.repeat(eye, 2), dealt)
         other = ffa.aggregate(bent, other, clients, up, ffa.weight(dealt.facts))
-        close(torch.eye(2) + other[B], one[f"{ONE}.weight"], 1e-6)
+        assert_close(torch.eye(2) + other[B], one[f"{ONE}.weight"], 1e-6)
     assert other[B].abs().min() > 0.05
 
 
@@ -119,8 +119,8 @@ def test_and_so_it_is_inside_a_transformer() -> None:
     weights = tree.pick(NET.image.frozen, ["block1.qkv.weight", "block1.out.weight"])
     moved = local.sgd(objective, CLIP, data.batches(size=4, epochs=2), start={}, params=weights, lr=0.5)
     joint = torch.cat([up[f"block1.{part}.lora_b"] for part in "qkv"])
-    close(joint, moved["block1.qkv.weight"] - weights["block1.qkv.weight"], 1e-4)
-    close(up["block1.out.lora_b"], moved["block1.out.weight"] - weights["block1.out.weight"], 1e-4)
+    assert_close(joint, moved["block1.qkv.weight"] - weights["block1.qkv.weight"], 1e-4)
+    assert_close(up["block1.out.lora_b"], moved["block1.out.weight"] - weights["block1.out.weight"], 1e-4)
     assert up["block1.v.lora_b"].norm() > 0.1
 
 
@@ -130,7 +130,7 @@ def test_the_mean_of_products_is_a_product_of_means_only_where_a_half_is_fixed()
     fixed = FFALoRA().aggregate(CLIP, {A: a[0]}, clients, {B: b}, weights)
     share = (weights / 6)[:, None, None]
     assert (both[B] @ both[A] - (share * (b @ a)).sum(0)).norm() > 0.5
-    close(fixed[B] @ fixed[A], (share * (b @ a[0])).sum(0))
+    assert_close(fixed[B] @ fixed[A], (share * (b @ a[0])).sum(0))
 
 
 def test_by_sgd_the_first_step_leaves_a_as_it_was_drawn() -> None:
@@ -149,7 +149,7 @@ def test_at_first_it_is_clip(kind: type[FedITLoRA]) -> None:
     params = method.init_server(CLIP, rng()) | method.init_client(CLIP, data, rng(0))
     found = method.predict(CLIP, params, {"x": x})
     wanted = NET.scale * torch.nn.functional.normalize(NET.features({}, x), dim=-1) @ NET.zero_shot.mT
-    close(found, wanted, 1e-4)
+    assert_close(found, wanted, 1e-4)
 
 
 # -- what travels ---------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from promptfed.methods.fed_lora import FedITLoRA
 from promptfed.methods.fedavg import FedAvg
 from promptfed.methods.flora import FedExLoRA, FLoRA
 from support.adapted import ONE, A, B, Bent, Wide, photographs
-from support.toy_clip import NAMES, NET, SHAPE, close, normal
+from support.toy_clip import NAMES, NET, SHAPE, assert_close, normal
 from support.toys import featured, rng, task
 
 BOTH = (FLoRA, FedExLoRA)
@@ -56,7 +56,7 @@ def test_flora_adds_the_mean_of_products_and_draws_anew() -> None:
         for half in ("lora_a", "lora_b")
     }
     after = method.aggregate(bent, server | {REST: START}, torch.arange(2), up, WEIGHTS)
-    close(after[REST], START + 0.5 * MEAN)
+    assert_close(after[REST], START + 0.5 * MEAN)
     assert not after["block0.q.rest"].any()
     assert not after[A].equal(server[A])
     again = method.aggregate(bent, server, torch.arange(2), up, WEIGHTS)
@@ -68,11 +68,11 @@ def test_fedex_adds_what_the_means_lack() -> None:
     method, bent = FedExLoRA(rank=1, alpha=0.5), task(Bent())
     server = {A: torch.zeros(1, 2), B: torch.zeros(2, 1), REST: START}
     after = method.aggregate(bent, server, torch.arange(2), UP, WEIGHTS)
-    close(after[A], torch.tensor([[1 / 3, 4 / 3]]))
-    close(after[B], torch.tensor([[1.0], [4.0]]))
+    assert_close(after[A], torch.tensor([[1 / 3, 4 / 3]]))
+    assert_close(after[B], torch.tensor([[1.0], [4.0]]))
     product = torch.tensor([[1 / 3, 4 / 3], [4 / 3, 16 / 3]])
-    close(after[REST], START + 0.5 * (MEAN - product))
-    close(whole(method, after, ONE), START + 0.5 * MEAN)
+    assert_close(after[REST], START + 0.5 * (MEAN - product))
+    assert_close(whole(method, after, ONE), START + 0.5 * MEAN)
 
 
 # -- identities -----------------------------------------------------------------------------------------------------
@@ -85,9 +85,9 @@ def test_fedex_has_floras_model_after_a_round_from_the_same_start(given: dict[st
     flora, fedex, fedit = (a_round(method, method.init_server(CLIP, rng())) for method in methods)
     names = [name.removesuffix(".rest") for name in flora if name.endswith(".rest")]
     for name in names:
-        close(whole(methods[1], fedex, name), flora[f"{name}.rest"], 1e-6)
+        assert_close(whole(methods[1], fedex, name), flora[f"{name}.rest"], 1e-6)
         # and what FedIT lacks is what FedEx adds
-        close(whole(methods[2], fedit, name) + fedex[f"{name}.rest"], flora[f"{name}.rest"], 1e-5)
+        assert_close(whole(methods[2], fedit, name) + fedex[f"{name}.rest"], flora[f"{name}.rest"], 1e-5)
     assert min(flora[f"{name}.rest"].norm() for name in names if name.endswith(".v")) > 1e-3
     assert min(fedex[f"{name}.rest"].norm() for name in names if name.endswith(".v")) > 1e-5
 
@@ -103,7 +103,9 @@ def test_one_step_of_flora_is_fedavg_of_the_matrix() -> None:
     method = FLoRA(rank=2, alpha=2.0, scaling="rank", optimiser="sgd", weight_decay=0.0, lr=0.3, batch=8)
     server = {A: torch.eye(2), REST: torch.zeros(2, 2)}
     up, _ = method.fit(bent, tree.repeat(server, 2), {}, data)
-    close(method.scale * torch.einsum("c,coi->oi", data.facts["size"] / 9, up[B] @ up[A]), wanted - torch.eye(2), 1e-6)
+    assert_close(
+        method.scale * torch.einsum("c,coi->oi", data.facts["size"] / 9, up[B] @ up[A]), wanted - torch.eye(2), 1e-6
+    )
     assert (wanted - torch.eye(2)).norm() > 0.05
 
 
@@ -116,10 +118,10 @@ def test_what_has_been_added_moves_the_frozen_matrix() -> None:
         joint = torch.cat([rests[f"{block}.{part}.rest"] for part in "qkv"])
         moved[f"{block}.qkv.weight"] = NET.image.frozen[f"{block}.qkv.weight"] + joint
     wanted = NET.scale * F.normalize(NET.features(moved, x), dim=-1) @ NET.zero_shot.mT
-    close(method.predict(CLIP, method.deploy(CLIP, server | rests), {"x": x}), wanted, 1e-3)
+    assert_close(method.predict(CLIP, method.deploy(CLIP, server | rests), {"x": x}), wanted, 1e-3)
     # a client in training has a pair beside that
     fresh = {name.replace("rest", "lora_b"): torch.zeros(16, 2) for name in rests}
-    close(method.predict(CLIP, server | rests | fresh, {"x": x}), wanted, 1e-3)
+    assert_close(method.predict(CLIP, server | rests | fresh, {"x": x}), wanted, 1e-3)
 
 
 @pytest.mark.parametrize("kind", BOTH)

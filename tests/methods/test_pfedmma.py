@@ -18,7 +18,7 @@ from promptfed.core.protocols import Tokens
 from promptfed.core.tree import Tree
 from promptfed.methods.pfedmma import PFedMMA
 from support.adapted import Wide, photographs
-from support.toy_clip import NAMES, NET, SHAPE, close, normal
+from support.toy_clip import NAMES, NET, SHAPE, assert_close, normal
 from support.toys import FrozenTokens, TinyDual, featured, rng, task
 
 WRONG = 1 / (1 + math.e)  # what softmax (1, 0) gives to the second
@@ -92,15 +92,15 @@ def test_a_round_by_hand() -> None:
         up, kept = method.fit(
             sided, method.download(sided, start, clients), personal, own.data([0, 1], 0, stacked=True)
         )
-        close(up["middle0.weight"], 3 - WRONG * torch.tensor([[[1.0]], [[2.0]]]))
-        close(up["middle0.bias"], -WRONG * torch.tensor([[1 / 2], [2 / 5]]))
+        assert_close(up["middle0.weight"], 3 - WRONG * torch.tensor([[[1.0]], [[2.0]]]))
+        assert_close(up["middle0.bias"], -WRONG * torch.tensor([[1 / 2], [2 / 5]]))
         move = tree.map(lambda after, before: (after - before) / WRONG, kept, personal)
-        close(move["block0.side.down.weight"], torch.tensor([[[-3.0, 0.0]], [[0.0, -6.0]]]))
-        close(move["block0.side.down.bias"], torch.tensor([[-1.5], [-1.2]]))
-        close(move["block0.side.up.weight"], torch.tensor([[[0.0], [-3.0]], [[-3.0], [0.0]]]))
-        close(move["block0.side.up.bias"], torch.tensor([[0.0, -0.5], [-0.2, 0.0]]))
+        assert_close(move["block0.side.down.weight"], torch.tensor([[[-3.0, 0.0]], [[0.0, -6.0]]]))
+        assert_close(move["block0.side.down.bias"], torch.tensor([[-1.5], [-1.2]]))
+        assert_close(move["block0.side.up.weight"], torch.tensor([[[0.0], [-3.0]], [[-3.0], [0.0]]]))
+        assert_close(move["block0.side.up.bias"], torch.tensor([[0.0, -0.5], [-0.2, 0.0]]))
         after = method.aggregate(sided, start, clients, up, method.weight(own.facts([0, 1])))
-        close(after["middle0.weight"], torch.tensor([[3 - WRONG * 5 / 3]]))  # by images
+        assert_close(after["middle0.weight"], torch.tensor([[3 - WRONG * 5 / 3]]))  # by images
 
 
 def times(x: Tensor, factor: float) -> Tensor:
@@ -154,7 +154,7 @@ def test_at_scale_zero_it_is_clip() -> None:
     method, x = PFedMMA(scale=0.0, width=4, batch=4), normal(5, *SHAPE)
     down, personal = drawn(method)
     up, kept = method.fit(CLIP, down, personal, photographs([6]).data([0], 0, stacked=False))
-    close(method.predict(CLIP, up | kept, {"x": x}), plain(x), 1e-4)
+    assert_close(method.predict(CLIP, up | kept, {"x": x}), plain(x), 1e-4)
 
 
 def test_at_first_it_is_nearly_clip() -> None:
@@ -256,7 +256,7 @@ def test_the_text_tower_answers_for_a_stack() -> None:
     down, personal = drawn(method, sided)
     both = tree.stack([down | personal, tree.map(lambda value: 2 * value, down | personal)])
     found = method.predict(sided, both, {"x": normal(2, 5, 2)})
-    close(found[1], method.predict(sided, tree.row(both, 1), {"x": normal(2, 5, 2)[1]}))
+    assert_close(found[1], method.predict(sided, tree.row(both, 1), {"x": normal(2, 5, 2)[1]}))
 
 
 # -- refusals -------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from promptfed.core.options import make
 from promptfed.core.tree import Tree
 from promptfed.methods.promptfl import PromptFL
 from promptfed.methods.promptfolio import PromptFolio
-from support.toy_clip import NAMES, NET, close, normal
+from support.toy_clip import NAMES, NET, assert_close, normal
 from support.toys import TinyDual, featured, rng, task
 
 TASK = task(TinyDual())
@@ -51,9 +51,9 @@ def test_one_round_by_hand() -> None:
 def test_logits_are_the_mixture_of_two_classifiers() -> None:
     params, x = {"context": normal(3, 12), "own": normal(3, 12, seed=1)}, normal(5, 10)
     mixed, first, second = (PromptFolio(theta=theta).predict(CLIP, params, {"x": x}) for theta in (0.3, 0.0, 1.0))
-    close(mixed, 0.7 * first + 0.3 * second, 1e-4)
+    assert_close(mixed, 0.7 * first + 0.3 * second, 1e-4)
     unit = PromptFolio(theta=0.3, renorm=True).prepare(CLIP, params)["text"]
-    close(unit.norm(dim=-1), torch.ones(3))
+    assert_close(unit.norm(dim=-1), torch.ones(3))
     assert PromptFolio(theta=0.3).prepare(CLIP, params)["text"].norm(dim=-1).max() < 0.999
 
 

@@ -20,7 +20,7 @@ from promptfed.data.batches import Pool, Shards
 from promptfed.data.dataset import Dataset
 from promptfed.data.features import constants_of
 from promptfed.methods.sgpt import HEAD, SGPT
-from support.toy_clip import close, normal
+from support.toy_clip import assert_close, normal
 from support.toys import BLACK, WHITE, Linear, dataset, rng, shares, task
 
 VIT = ViT.random((3, 8, 8), 3, width=16, depth=2, heads=2, patch=4, precision="fp32")
@@ -83,16 +83,16 @@ def test_a_round_by_hand() -> None:
     # stage 1: logits are 0, so the first client's head is ±¼ after it, and the prompt, behind a head of 0, stays.
     # stage 2: of its white image the logits are ±⅛, half of the head's for half of the class token, and e is wrong
     e = 1 / (1 + math.exp(0.25))
-    close(up["shared"], torch.zeros(2, 1, 2))
-    close(up["head.weight"][0], (0.25 + 0.25 * e) * torch.tensor([[1.0, -1.0], [-1.0, 1.0]]))
-    close(up["groups"][0], 0.25 * e * torch.tensor([[[1.0, -1.0], [-1.0, 1.0]]]))
-    close(up["groups"][1, 0, 1], torch.zeros(2))  # the second client has no image of that group
-    close(up["used"], torch.tensor([[0.5, 0.5], [1.0, 0.0]]))
-    close(up["weighted"], torch.tensor([[[0.5, 0.0], [0.0, 0.5]], [[1.0, 0.0], [0.0, 0.0]]]))  # at their images
+    assert_close(up["shared"], torch.zeros(2, 1, 2))
+    assert_close(up["head.weight"][0], (0.25 + 0.25 * e) * torch.tensor([[1.0, -1.0], [-1.0, 1.0]]))
+    assert_close(up["groups"][0], 0.25 * e * torch.tensor([[[1.0, -1.0], [-1.0, 1.0]]]))
+    assert_close(up["groups"][1, 0, 1], torch.zeros(2))  # the second client has no image of that group
+    assert_close(up["used"], torch.tensor([[0.5, 0.5], [1.0, 0.0]]))
+    assert_close(up["weighted"], torch.tensor([[[0.5, 0.0], [0.0, 0.5]], [[1.0, 0.0], [0.0, 0.0]]]))  # at their images
     after = ONE.aggregate(where, server, both, up, ONE.weight(data.facts([0, 1])))
-    close(after["groups"][0, 1], 0.5 * 2 / 3 * up["groups"][0, 0, 1])  # by images, half of it new
-    close(after["uses"], torch.tensor([2 / 3, 1 / 3]))
-    close(after["keys"], torch.eye(2))
+    assert_close(after["groups"][0, 1], 0.5 * 2 / 3 * up["groups"][0, 0, 1])  # by images, half of it new
+    assert_close(after["uses"], torch.tensor([2 / 3, 1 / 3]))
+    assert_close(after["keys"], torch.eye(2))
 
 
 def test_keys_are_averaged_by_the_images_that_chose_them() -> None:
@@ -104,9 +104,9 @@ def test_keys_are_averaged_by_the_images_that_chose_them() -> None:
     server = tree.row(fixed, 0) | {"groups": torch.zeros(1, 3, 1), "keys": torch.full((3, 1), 5.0)}
     server |= {"uses": torch.ones(3)}
     after = method.aggregate(REAL, server, torch.arange(2), up, torch.tensor([30.0, 10.0]))
-    close(after["keys"], 0.75 * torch.tensor([[(15 * 1 + 10 * 6) / 25], [2.0], [5.0]]) + 0.25 * 5)
-    close(after["groups"], torch.tensor([[[2.25], [3.25], [4.25]]]))
-    close(after["uses"], 1 + torch.tensor([0.625, 0.375, 0.0]))
+    assert_close(after["keys"], 0.75 * torch.tensor([[(15 * 1 + 10 * 6) / 25], [2.0], [5.0]]) + 0.25 * 5)
+    assert_close(after["groups"], torch.tensor([[[2.25], [3.25], [4.25]]]))
+    assert_close(after["uses"], 1 + torch.tensor([0.625, 0.375, 0.0]))
 
 
 # -- the choice of a group ------------------------------------------------------------------------------------------
@@ -146,17 +146,17 @@ def test_each_image_is_tested_in_its_nearest_group_whatever_is_used() -> None:
     for number, group in enumerate(near):
         given = {0: server["shared"], 1: server["groups"][:, group]}
         features = VIT.grown({}, x[number : number + 1], tokens=given, nearest=1)
-        close(found[number : number + 1], ops.linear(features, server["head.weight"], server["head.bias"]))
+        assert_close(found[number : number + 1], ops.linear(features, server["head.weight"], server["head.bias"]))
     assert method.predict(REAL, server, {"x": x}).equal(found)  # a query that is not at hand is computed
 
 
 def test_a_query_is_the_bare_class_token() -> None:
     x = normal(4, 3, 8, 8)
     found = SGPT(query=1).constants(REAL, {"x": x})["query"]
-    close(found.norm(dim=-1), torch.ones(4))
-    close(found, torch.nn.functional.normalize(VIT.grown({}, x, tokens={}, upto=1).relu(), dim=-1))
+    assert_close(found.norm(dim=-1), torch.ones(4))
+    assert_close(found, torch.nn.functional.normalize(VIT.grown({}, x, tokens={}, upto=1).relu(), dim=-1))
     whole = SGPT().constants(REAL, {"x": x})["query"]
-    close(whole, torch.nn.functional.normalize(VIT.features({}, x).relu(), dim=-1))
+    assert_close(whole, torch.nn.functional.normalize(VIT.features({}, x).relu(), dim=-1))
 
 
 # -- what it is at its ends -----------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def test_of_one_group_there_is_no_choice() -> None:
     assert model["keys"].equal(up["weighted"])
     x = normal(3, 3, 8, 8)
     features = VIT.grown({}, x, tokens={0: up["shared"], 1: up["groups"][:, 0]}, nearest=1)
-    close(method.predict(REAL, model, {"x": x}), ops.linear(features, up["head.weight"], up["head.bias"]))
+    assert_close(method.predict(REAL, model, {"x": x}), ops.linear(features, up["head.weight"], up["head.bias"]))
 
 
 def test_a_client_alone_does_what_it_does_in_the_stack() -> None:
@@ -214,7 +214,7 @@ def test_what_travels(preset: str, classes: int, floats: int) -> None:
     server = method.init_server(where, rng())
     up, _ = method.fit(where, server, {}, data)
     assert tree.floats(server) == tree.floats(up) == floats + method.groups  # and a count for every group
-    close(server["keys"] @ server["keys"].T, torch.eye(method.groups))
+    assert_close(server["keys"] @ server["keys"].T, torch.eye(method.groups))
     assert server["groups"].abs().max() <= 0.0625
 
 

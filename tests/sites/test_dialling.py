@@ -56,7 +56,9 @@ def _until_closed(serve: object) -> None:
 
 def test_both_sides_accept_each_others_certificate(tmp_path: Path) -> None:
     with tls_server(tmp_path / "server") as port:
-        dial("localhost", port, credentials(tmp_path / "north")).close()
+        reached = dial("localhost", port, credentials(tmp_path / "north"))
+        assert reached.getpeername()[1] == port
+        reached.close()
 
 
 def test_a_stranger_is_refused_and_a_strange_server_too(tmp_path: Path) -> None:

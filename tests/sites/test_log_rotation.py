@@ -58,11 +58,15 @@ def test_a_disk_without_room_for_the_copy_loses_it(tmp_path: Path, monkeypatch: 
 
 
 def test_a_log_that_cannot_be_rotated_harms_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Path] = []
+
     def refuse(log: Path) -> bool:
+        asked.append(log)
         raise PermissionError
 
     monkeypatch.setattr(log_rotation, "rotate", refuse)
     rotating([tmp_path / "site.log"])()
+    assert asked == [tmp_path / "site.log"]
 
 
 def test_the_watchdog_bounds_the_logs_of_a_party_that_writes_without_end(

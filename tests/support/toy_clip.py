@@ -21,5 +21,5 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def close(found: Tensor, wanted: Tensor, tolerance: float = 1e-5) -> None:
+def assert_close(found: Tensor, wanted: Tensor, tolerance: float = 1e-5) -> None:
     torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)

@@ -179,19 +179,7 @@ def make_loop(plan: Plan, record: Record, *, secret_draw: bool = True) -> Loop:
         recipe.guards, method, recipe.seed, founders, recipe.per_round or founders, secret_draw=secret_draw
     )
     groups = _groups(recipe, shards, guarded)
-    settings = Settings(
-        recipe.seed,
-        affordable(recipe, guarded, groups),
-        recipe.per_round,
-        recipe.newcomers,
-        recipe.join_rounds,
-        evaluate.every,
-        evaluate.personal,
-        evaluate.after,
-        recipe.checkpoint_seconds,
-        dataset.domain_names,
-        groups,
-    )
+    settings = _settings(recipe, evaluate, dataset, groups, affordable(recipe, guarded, groups))
     return Loop(
         method,
         task,
@@ -205,6 +193,24 @@ def make_loop(plan: Plan, record: Record, *, secret_draw: bool = True) -> Loop:
         fleet_of(shards_of(validation)) if validation else None,
         Beyond.of(sets_of(evaluate.sets), task, partition.test, dataset.others, of_other_classes(dataset)),
         ranks,
+    )
+
+
+def _settings(
+    recipe: Recipe, evaluate: EvaluateOptions, dataset: Dataset, groups: tuple[int, ...], rounds: int
+) -> Settings:
+    return Settings(
+        recipe.seed,
+        rounds,
+        recipe.per_round,
+        recipe.newcomers,
+        recipe.join_rounds,
+        evaluate.every,
+        evaluate.personal,
+        evaluate.after,
+        recipe.checkpoint_seconds,
+        dataset.domain_names,
+        groups,
     )
 
 

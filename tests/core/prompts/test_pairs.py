@@ -13,7 +13,7 @@ from promptfed.core import tree
 from promptfed.core.errors import PromptFedError
 from promptfed.core.method import Task
 from promptfed.core.prompts.pairs import chosen, init_pairs, scaled_pairs
-from support.toy_clip import NAMES, NET, SHAPE, close, normal
+from support.toy_clip import NAMES, NET, SHAPE, assert_close, normal
 
 TASK = Task(NET, NAMES, 2)
 
@@ -50,9 +50,9 @@ def test_some_parts_of_some_blocks() -> None:
 
 def test_fresh_pairs_change_nothing_and_a_scale_is_that_of_the_product() -> None:
     pairs, x = init_pairs(chosen(TASK, ["q", "out"]), 3, torch.Generator().manual_seed(0)), normal(2, *SHAPE)
-    close(NET.features(pairs, x), NET.features({}, x), 1e-6)
+    assert_close(NET.features(pairs, x), NET.features({}, x), 1e-6)
     assert pairs["block0.q.lora_a"].abs().max() <= 0.25  # 1 / √16
     assert pairs["block0.q.lora_a"].abs().max() > 0.2
     own = {name: normal(*value.shape, seed=number) for number, (name, value) in enumerate(pairs.items())}
     half = {name: value / 2 if name.endswith("lora_a") else value for name, value in own.items()}
-    close(NET.features(scaled_pairs(own, 0.5), x), NET.features(half, x), 1e-4)
+    assert_close(NET.features(scaled_pairs(own, 0.5), x), NET.features(half, x), 1e-4)

@@ -52,13 +52,11 @@ def read_profile(name: str, changes: Sequence[str] = ()) -> Profile:
     """Return the profile of this name or in this TOML file, with `changes` of the form KEY=NUMBER."""
     given: dict[str, Any] = asdict(PROFILES[name]) if name in PROFILES else _read(name)
     for change in changes:
-        key, equals, value = change.partition("=")
+        key, _, value = change.partition("=")
         try:
             given[key] = float(value)
         except ValueError:
             raise PromptFedError(f'"{change}" is not of the form KEY=NUMBER, as in up_mbit=5.') from None
-        if not equals:
-            raise PromptFedError(f'"{change}" is not of the form KEY=NUMBER, as in up_mbit=5.')
     for key in given:
         if key not in options.hints(Profile):
             raise choice("key", key, options.hints(Profile), f"profile {name}")
