@@ -4,7 +4,7 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -217,6 +217,15 @@ def test_shared_randomness_is_shared() -> None:
     assert len({tuple(value.tolist()) for value in own}) == 4
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Let Ctrl-C raise KeyboardInterrupt even where the tests run in the background, whose shell ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_waits_for_the_block() -> None:
     done, before = [], signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012, SIM117
