@@ -16,7 +16,7 @@ from promptfed.papers.comparison import (
     pool,
     with_quality,
 )
-from promptfed.runs.cells import PrintedFigure
+from promptfed.runs.rows import PrintedFigure
 from support.comparisons import cell, entry, measured, rounds_of, summary
 
 

@@ -31,10 +31,18 @@ BESIDE = {
     "novel": "on images of classes that training never named",
     "hm": "harmonic mean of base and novel",
     "cm": "mean of ours and hm",
+    "epsilon": "the largest ε of any client",
+    "sent": "megabytes both ways, of all clients in all rounds",
+    "seconds": "of all rounds, tests included",
+    "memory": "the GPU's peak in gigabytes",
+    "rounds95": "the first tested round with 95 % of the best one's accuracy",
 }
 LEGENDS = {
     "mean": "mean accuracy of the clients in percent, ± std over seeds",
     "deployed": "accuracy of the server's own model in percent, the mean over domains, ± std over seeds",
+    "unseen": "accuracy of the server's own model in percent on the domain that no client has, ± std over seeds",
+    "elsewhere": "accuracy of the server's own model in percent, the mean over other data sets, ± std over seeds",
+    "newcomers": "mean accuracy of the clients that came last in percent, ± std over seeds",
     "trained": "mean accuracy of the clients' models before the last aggregation in percent, ± std over seeds",
     "fid": "FID of the server's word, the lower the better, ± std over seeds; – until promptfed quality measures it",
 }

@@ -16,6 +16,7 @@ from pathlib import Path
 from promptfed.core.errors import PromptFedError, choice
 from promptfed.papers.claims import Claims
 from promptfed.papers.comparison import (
+    CHOSEN_BY,
     CellResult,
     Comparison,
     GridPoint,
@@ -92,7 +93,7 @@ def _best(grid: Sequence[tuple[GridValues, Job]], done: Mapping[Path, JobResult]
 
 
 def _score(done: JobResult, measure: str) -> float | None:
-    value = headline(done.summary, measure)["mean"] if done.summary else None
+    value = headline(done.summary, CHOSEN_BY.get(measure, measure))["mean"] if done.summary else None
     return float(value) if value is not None and value == value else None
 
 
