@@ -120,6 +120,34 @@ class Heading(TypedDict):
     clients: list[str]
 
 
+class CellStatistics(TypedDict):
+    """One cell over its seeds, in points; an error needs two seeds, a difference one that both rows have."""
+
+    column: str
+    row: str
+    mean: float | None
+    error: float | None  # standard error of the mean
+    difference: float | None  # to the baseline, the mean over the seeds that both have
+    difference_error: float | None  # its standard error
+    rank: float | None  # in its column, 1 the best; equals share theirs
+
+
+class RowStatistics(TypedDict):
+    """One row over the columns in which it has a result."""
+
+    row: str
+    rank: float  # the mean of its ranks
+    columns: int
+
+
+class TableStatistics(TypedDict):
+    """The statistics of a table."""
+
+    baseline: str
+    cells: list[CellStatistics]
+    rows: list[RowStatistics]
+
+
 class Comparison(TypedDict):
     """The content of table.json."""
 
@@ -134,6 +162,7 @@ class Comparison(TypedDict):
     measures: NotRequired[list[str]]
     agreement: NotRequired[list[Agreement]]
     sittings: NotRequired[list[Timing]]
+    statistics: NotRequired[TableStatistics]
     unfinished: NotRequired[int]  # runs that were not finished when this was written
 
 
@@ -229,9 +258,11 @@ def _cost(summary: Mapping[str, Any], name: str) -> float | None:
     if name == "sent":
         return (summary["traffic"]["down_bytes"] + summary["traffic"]["up_bytes"]) / 1e6
     if name == "epsilon":
-        spent: Mapping[str, Any] = summary.get("privacy") or summary.get("examples") or {"epsilon": []}
+        spent: Mapping[str, list[float]] = summary.get("privacy") or summary.get("examples") or {"epsilon": []}
         return max(spent["epsilon"], default=None)
-    found: float | None = summary.get("seconds" if name == "seconds" else {"memory": "peak_memory_bytes"}.get(name, name))
+    found: float | None = summary.get(
+        "seconds" if name == "seconds" else {"memory": "peak_memory_bytes"}.get(name, name)
+    )
     return found / 1e9 if name == "memory" and found is not None else found
 
 

@@ -43,6 +43,7 @@ from promptfed.papers.plan import (
     seed_job,
 )
 from promptfed.papers.rendering import write_table
+from promptfed.papers.statistics import table_statistics
 from promptfed.papers.timing import read_timings
 from promptfed.runs import registry
 from promptfed.runs.cells import SUFFIX, PaperTable, read_cells
@@ -209,6 +210,8 @@ def _outcome(planned: PlannedTable, done: Mapping[Path, JobResult]) -> Compariso
         "agreement": agreement(rows, table.measures, ranked=table.ranked),
         "sittings": _timings(planned.plan),
     }
+    if table.statistics:
+        outcome["statistics"] = table_statistics(rows, table.statistics)
     asked = {
         job.folder
         for name in planned.wanted

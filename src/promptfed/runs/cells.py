@@ -24,7 +24,6 @@ A cell's recipe is `base`, changed by its column's `recipe`, changed by its row'
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
