@@ -1,6 +1,5 @@
 """The field's tables: one protocol, the same effort for every method, and each method where it is defined."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,8 +92,9 @@ def test_one_protocol_and_one_encoder(name: str) -> None:
 @pytest.mark.parametrize("row", [cell.row for cell in cells("field/shops-newcomers")], ids=lambda row: str(row.name))
 def test_a_row_answers_what_its_method_can(row: object, tmp_path: Path) -> None:
     cell = next(one for one in cells("field/shops-newcomers") if one.row == row)
-    method = config.build_method(cell_recipe(cell, []))
-    method = replace(method, **{key: size for key, size in TOY.items() if getattr(method, key, 0)})
+    settings = cell_recipe(cell, []).method
+    smaller = [f"method.{key}={size}" for key, size in TOY.items() if settings.get(key)]
+    method = config.build_method(cell_recipe(cell, smaller))
     loop = toy_loop(method, tmp_path / "run")
     server = bool(method.deploy(loop.task, loop.server)) and cell.row.name != "coop-local"  # which never trains it
     can = {"novel": method.traits.open, "mean": not method.traits.needs_rows, "server": server}

@@ -163,6 +163,7 @@ class Comparison(TypedDict):
     agreement: NotRequired[list[Agreement]]
     sittings: NotRequired[list[Timing]]
     statistics: NotRequired[TableStatistics]
+    overrides: NotRequired[list[str]]  # keys that the command changed
     unfinished: NotRequired[int]  # runs that were not finished when this was written
 
 
@@ -250,16 +251,19 @@ def _beside(summary: Mapping[str, Any], name: str) -> float | None:
         return _cost(summary, name)
     accuracy: Mapping[str, Any] = summary["accuracy"]
     others: Mapping[str, float | None] = accuracy.get("sets", {}).get(name, {})
-    return _percent(others["mean"] if others else accuracy.get(name))
+    own: float | None = accuracy.get(name)
+    return _percent(others["mean"] if others else own)
 
 
 def _cost(summary: Mapping[str, Any], name: str) -> float | None:
     """Return what a run cost: megabytes, seconds, gigabytes, rounds, or the largest ε of any client."""
     if name == "sent":
-        return (summary["traffic"]["down_bytes"] + summary["traffic"]["up_bytes"]) / 1e6
+        sent: float = summary["traffic"]["down_bytes"] + summary["traffic"]["up_bytes"]
+        return sent / 1e6
     if name == "epsilon":
-        spent: Mapping[str, list[float]] = summary.get("privacy") or summary.get("examples") or {"epsilon": []}
-        return max(spent["epsilon"], default=None)
+        spent: Mapping[str, Any] = summary.get("privacy") or summary.get("examples") or {"epsilon": []}
+        each: list[float] = spent["epsilon"]
+        return max(each, default=None)
     found: float | None = summary.get(
         "seconds" if name == "seconds" else {"memory": "peak_memory_bytes"}.get(name, name)
     )

@@ -210,6 +210,8 @@ def _outcome(planned: PlannedTable, done: Mapping[Path, JobResult]) -> Compariso
         "agreement": agreement(rows, table.measures, ranked=table.ranked),
         "sittings": _timings(planned.plan),
     }
+    if words := [word for word in planned.plan.overrides if not word.startswith("device=")]:
+        outcome["overrides"] = words
     if table.statistics:
         outcome["statistics"] = table_statistics(rows, table.statistics)
     asked = {

@@ -15,7 +15,7 @@ def table_statistics(entries: Sequence[CellResult], baseline: str, *, lowest: bo
     cells = []
     for column in dict.fromkeys(entry["column"] for entry in entries):
         shown = {entry["row"]: counted(entry) for entry in entries if entry["column"] == column}
-        ranks = _ranks({row: ours["mean"] for row, ours in shown.items()}, lowest=lowest)
+        ranks = ranks_in({row: ours["mean"] for row, ours in shown.items()}, lowest=lowest)
         against = shown[baseline]["by_seed"] if baseline in shown else {}
         for row, ours in shown.items():
             cells.append(_cell(column, row, ours, {} if row == baseline else against, ranks.get(row)))
@@ -52,7 +52,7 @@ def _cell(column: str, row: str, ours: Ours, against: Mapping[str, float | None]
     }
 
 
-def _ranks(means: Mapping[str, float | None], *, lowest: bool) -> dict[str, float]:
+def ranks_in(means: Mapping[str, float | None], *, lowest: bool = False) -> dict[str, float]:
     """Return the rank of every row with a result, 1 the best; equals get the mean of the ranks they share."""
     known = {row: round(value, 2) for row, value in means.items() if value is not None}
     found = {}
