@@ -8,7 +8,7 @@ from promptfed.runs import config, registry
 from promptfed.runs.cells import TableCell
 
 FIELD = [name for name in registry.tables() if name.startswith("field/")]
-OPEN = ["clip-zs", "coop-local", "promptfl", "fedclip", "promptfolio", "fedkgcoop", "fedpgp"]
+OPEN = ["clip-zs", "coop-local", "promptfl", "fedclip", "promptfolio", "fedkgcoop", "fedpgp", "trip"]
 CLOSED = ["head-probe", "shared-head", "class-shares", "fedvpt", "pfedpg"]
 NOVEL = ["field/s3-novel", "field/shops-novel"]
 DOMAINS = ["field/s5-domains", "field/shops-domains"]
@@ -19,7 +19,7 @@ def cells(name: str) -> list[TableCell]:
 
 
 def test_every_table_of_the_field_is_there() -> None:
-    sizes = {"s2-personal": 36, "s3-novel": 7, "s5-domains": 26, "shops-novel": 7, "shops-domains": 26}
+    sizes = {"s2-personal": 39, "s3-novel": 8, "s5-domains": 28, "shops-novel": 8, "shops-domains": 28}
     assert {name: len(cells(name)) for name in FIELD} == {f"field/{name}": size for name, size in sizes.items()}
 
 
@@ -48,7 +48,16 @@ def test_every_method_where_it_is_defined(name: str) -> None:
     rows = [row.name for row in find_table(name).rows]
     wanted = {*OPEN} if name in NOVEL else {*OPEN, *CLOSED, *(["fedapt"] if name in DOMAINS else [])}
     assert set(rows) == wanted
-    for row in set(rows) & {"promptfl", "promptfolio", "fedkgcoop", "fedpgp", "fedclip", "fedapt", "head-probe"}:
+    for row in set(rows) & {
+        "promptfl",
+        "promptfolio",
+        "fedkgcoop",
+        "fedpgp",
+        "trip",
+        "fedclip",
+        "fedapt",
+        "head-probe",
+    }:
         (settings,) = (one.recipe["method"] for one in find_table(name).rows if one.name == row)
         assert settings["name"] == row
 
