@@ -73,7 +73,8 @@ class TRIP(Method):
         """Return κ [n, width], the same for everyone."""
         if self.keys == "uniform":
             return torch.rand(self.experts, width, generator=task.rng("keys"))
-        return torch.linalg.qr(torch.randn(width, self.experts, generator=task.rng("keys"))).Q.T
+        basis: Tensor = torch.linalg.qr(torch.randn(width, self.experts, generator=task.rng("keys"))).Q
+        return basis.T
 
     # -- one round, in the order it happens -------------------------------------
     def download(self, task: Task, server: Tree, clients: Tensor) -> Tree:
@@ -136,8 +137,8 @@ class TRIP(Method):
             contexts = torch.einsum("...bn,...nsw->...bsw", share, params["experts"])
             return match_each(features, dual(task).text(contexts, per_class=False), dual(task).scale)
         text = params["text"]
-        logits = match(features, text.flatten(-3, -2), dual(task).scale).unflatten(-1, text.shape[-3:-1])
-        return (share.unsqueeze(-1) * logits).sum(-2)
+        logits = match(features, text.flatten(-3, -2), dual(task).scale)
+        return (share.unsqueeze(-1) * logits.reshape(*share.shape, -1)).sum(-2)
 
 
 # -- the routing, once for every image and without parameters ---------------
