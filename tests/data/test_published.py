@@ -21,11 +21,11 @@ def levels(data: Dataset, *, test: bool) -> list[int]:
     return [int(level) for level in data.images[data.test == test, 0, 0, 0]]
 
 
-def folders(root: Path, *names: str, each: int = 2) -> Path:
-    """Write so many images to each folder; image n of all has level n."""
+def folders(root: Path, *names: str, each: int = 2, start: int = 0) -> Path:
+    """Write so many images to each folder; image n of all has level n, counted from `start`."""
     for place, name in enumerate(names):
         for number in range(each):
-            paint(root / name / f"image_{number + 1:04}.jpg", place * each + number)
+            paint(root / name / f"image_{number + 1:04}.jpg", start + place * each + number)
     return root
 
 
@@ -57,10 +57,22 @@ def test_eurosat_calls_uses_of_land_by_words(tmp_path: Path) -> None:
     assert data.val is None
 
 
+def test_an_image_that_is_there_twice_is_never_on_both_sides(tmp_path: Path) -> None:
+    for number in range(40):
+        paint(tmp_path / "set" / "accordion" / f"{number}.jpg", number // 2)
+        paint(tmp_path / "set" / "airplanes" / f"{number}.jpg", 100 + number)
+    add("caltech101", tmp_path / "set")
+    data = open_dataset("caltech101", size=2, test_fraction=0.5)
+    train, test = levels(data, test=False), levels(data, test=True)
+    assert not set(train) & set(test)
+    assert len([level for level in test if level >= 100]) == 20
+    assert 0 < len([level for level in test if level < 100]) < 20  # pairs that were drawn whole
+
+
 @pytest.mark.parametrize("images", ["images", "."])
 def test_office31_has_three_cameras(tmp_path: Path, images: str) -> None:
     for place, camera in enumerate(CAMERAS):
-        folders(tmp_path / "Office31" / camera / images, "back_pack", "mug", each=5 + 5 * place)
+        folders(tmp_path / "Office31" / camera / images, "back_pack", "mug", each=5 + 5 * place, start=50 * place)
     add("office31", tmp_path)
     data = open_dataset("office31", size=2)
     assert (data.classes, data.domain_names) == (("back pack", "mug"), CAMERAS)

@@ -1,10 +1,13 @@
 """Published sets of photographs in folders of classes, as their authors lay them out; most are among CoOp's eleven."""
 
+import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
+
+import numpy as np
 
 from promptfed.core.errors import PromptFedError
 from promptfed.core.options import Count, Share, Whole
@@ -73,10 +76,13 @@ class Undivided(Published):
     seed: Whole = 0
 
     def load(self) -> Dataset:
-        """Decode the photographs, and set test images of each class and domain aside."""
+        """Decode the photographs, and set test images of each class and domain aside; no copy of them trains."""
         data = self._decoded()
         test = stratified(data.labels, data.domains, self.test_fraction, self.seed)
-        return fewer(replace(data, test=test), self.limit)
+        copies = np.unique([hashlib.sha256(image).digest() for image in data.images], return_inverse=True)[1]
+        apart = np.ones(len(data), np.bool_)
+        np.logical_and.at(apart, copies, test)  # one that trains makes all of its copies train
+        return fewer(replace(data, test=apart[copies]), self.limit)
 
 
 @dataclass(frozen=True)
