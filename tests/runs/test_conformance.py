@@ -46,6 +46,7 @@ from promptfed.methods.resnet_tuning import ResNetTuning
 from promptfed.methods.sgpt import SGPT
 from promptfed.methods.singleset_full import SingleSetFull
 from promptfed.methods.singleset_vpt import SingleSetVPT
+from promptfed.methods.trip import TRIP
 from promptfed.methods.vit_full import ViTFull
 from promptfed.methods.vit_tuning import ViTTuning
 from promptfed.runs.checks import PROMISES, check_method, toy_loop
@@ -119,6 +120,8 @@ VARIANTS: dict[str, Method] = {
     "fedtpg naming all classes": FedTPG(over="all", count="images", tokens=2, lr=0.02, batch=8),
     "fedotp": FedOTP(tokens=2, lr=0.02, batch=8),
     "fedotp with balanced transport": FedOTP(transport="balanced", tokens=2, lr=0.02, batch=8),
+    "trip": TRIP(experts=2, tokens=2, lr=0.01, batch=8),
+    "trip of mixed logits by SGD": TRIP(mix="logits", optimiser="sgd", span=0, tokens=2, lr=0.05, batch=8),
     "fedmaple": FedMaPLe(lr=0.02, batch=8),
     "fedmaple without maps": FedMaPLe(coupled=False, tokens=5, lr=0.02, batch=8),
     "fedmgp": FedMGP(lr=0.02, epochs=1, batch=8),
