@@ -75,9 +75,9 @@ def read_album(path: Path) -> Album:
         for label, folder in enumerate(folders)
         for file in sorted((split / folder).glob("*.jpg"))
     ]
-    files, labels, test = zip(*found, strict=True)
+    labels, test = np.array([label for _, label, _ in found], np.int64), np.array([one for *_, one in found])
     names = [called.get(folder, folder).replace("_", " ") for folder in folders]
-    return Album(path.name, files, no_pixels, np.array(labels), np.array(test), names, [])
+    return Album(path.name, [file for file, *_ in found], no_pixels, labels, test, names, [])
 
 
 def batches(album: Album, size: int, threads: int) -> Iterator[Tensor]:
@@ -107,9 +107,15 @@ def keep(path: Path, album: Album, features: Tensor) -> None:
     """Write an album's features in eight bits, with its labels and names."""
     scale = features.abs().amax(1, keepdim=True) / 127
     small = (features / scale).round().to(torch.int8).numpy()
-    known = {"labels": album.labels.astype(np.int16), "test": album.test, "classes": np.array(album.classes, np.str_)}
-    said = np.array(json.dumps(album.captions))
-    np.savez_compressed(path, features=small, scale=scale.numpy().astype(np.float16), captions=said, **known)
+    np.savez_compressed(
+        path,
+        features=small,
+        scale=scale.numpy().astype(np.float16),
+        labels=album.labels.astype(np.int16),
+        test=album.test,
+        classes=np.array(album.classes, np.str_),
+        captions=np.array(json.dumps(album.captions)),
+    )
 
 
 def read_features(path: Path) -> Features:
