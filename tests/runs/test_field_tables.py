@@ -13,24 +13,24 @@ from promptfed.runs.checks import toy_loop
 
 FIELD = [name for name in registry.tables() if name.startswith("field/")]
 SIZES = {
-    "s1-global": (17, 4),
-    "s2-personal": (30, 3),
-    "s3-novel": (17, 1),
-    "s4-shots": (17, 5),
-    "s4-own-shots": (24, 5),
-    "s5-domains": (31, 2),
-    "s6-unseen": (18, 4),
-    "s7-other-data": (14, 1),
-    "s9-privacy": (21, 8),
-    "s10-newcomers": (25, 2),
-    "shops-global": (17, 1),
-    "shops-personal": (24, 1),
-    "shops-novel": (17, 1),
-    "shops-shots": (17, 5),
-    "shops-domains": (25, 2),
-    "shops-unseen": (18, 2),
-    "shops-privacy": (21, 8),
-    "shops-newcomers": (25, 1),
+    "s1-global": (20, 4),
+    "s2-personal": (33, 3),
+    "s3-novel": (20, 1),
+    "s4-shots": (20, 5),
+    "s4-own-shots": (27, 5),
+    "s5-domains": (34, 2),
+    "s6-unseen": (21, 4),
+    "s7-other-data": (17, 1),
+    "s9-privacy": (24, 8),
+    "s10-newcomers": (28, 2),
+    "shops-global": (20, 1),
+    "shops-personal": (27, 1),
+    "shops-novel": (20, 1),
+    "shops-shots": (20, 5),
+    "shops-domains": (28, 2),
+    "shops-unseen": (21, 2),
+    "shops-privacy": (24, 8),
+    "shops-newcomers": (28, 1),
 }
 NOVEL = ["field/s3-novel", "field/s4-shots", "field/shops-novel", "field/shops-shots"]
 DOMAINS = ["field/s5-domains", "field/shops-domains"]
@@ -39,7 +39,7 @@ PRIVATE = ["field/s9-privacy", "field/shops-privacy"]
 SGD = {"epochs": 1, "batch": 32, "momentum": 0.9, "weight_decay": 5e-4}
 ADAM = {"epochs": 1, "batch": 32, "weight_decay": 0.01, "optimiser": "adam"}
 LORA = ["fedit-lora", "ffa-lora", "fedsa-lora", "flora", "fedex-lora"]
-TOKENS = {"fedvpt": 10, "fedvpt-d": 10, "pfedpg": 10, "pfedvpt": 0, "fedmaple": 2}
+TOKENS = {"fedvpt": 10, "fedvpt-d": 10, "pfedpg": 10, "pfedvpt": 0, "fedmaple": 2, "fedmgp": 2}
 TOY = {"layers": 1, "depth": 2, "rank": 1}  # for two blocks
 
 
@@ -82,6 +82,7 @@ def test_one_protocol_and_one_encoder(name: str) -> None:
         assert {key: method.get(key) for key in protocol} == protocol
         assert method.get("tokens", 16) == TOKENS.get(kind, 16)
         assert method.get("csc", False) is False
+        assert method.get("span", find_table(name).base["rounds"]) == find_table(name).base["rounds"]
         assert cell.figure is None
         ((key, tried),) = cell.row.tune.items()
         assert len(tried) == 5
