@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+import promptfed
 from promptfed.backbones import float8, fused, transformer
 from promptfed.backbones.pretrained import ViT
 from promptfed.backbones.transformer import Arch
@@ -87,6 +88,12 @@ def test_recorded_steps_equal_plain_steps_on_the_cpu(method: Method, tmp_path: P
     expected, homes = _rounds(method, tmp_path / "cpu", "one-by-one", "cpu")
     for got, want in zip([server, *personal], [expected, *homes], strict=True):
         torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
+
+
+def test_a_run_says_how_much_memory_it_had_at_most(tmp_path: Path) -> None:
+    words = ("rounds=1", "clients=2", "data.limit=1", "evaluate.after=false", "device=cuda")
+    found = promptfed.run("clip-zs", out=tmp_path / "run", overrides=words).summary["peak_memory_bytes"]
+    assert 10**6 < found < torch.cuda.get_device_properties(0).total_memory
 
 
 def test_the_same_run_twice_gives_the_same_bits(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_the_folder_is_complete(done: Result) -> None:
 def test_summary_has_every_key(done: Result) -> None:
     about = {"method", "dataset", "partition", "backbone", "seed", "clients", "rounds", "device"}
     numbers = {"accuracy", "traffic", "seconds", "images_per_second", "recipe_hash", "partition_hash", "metrics"}
-    assert set(done.summary) == about | numbers
+    assert set(done.summary) - {"peak_memory_bytes"} == about | numbers | {"rounds95"}  # the former on a GPU alone
     accuracy = done.summary["accuracy"]
     best = {"best_round", "best_mean", "best_weighted_round", "best_weighted", "best_local_round", "best_local"}
     assert set(accuracy) == SCORE | best | {"round", "before", "trained", "after", "deployed"}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from promptfed.core.errors import PromptFedError
 from promptfed.core.method import Method, Task, classifies
@@ -24,6 +25,7 @@ from promptfed.results.metrics import METRICS, TITLES
 from promptfed.results.report.measures import measure_names
 from promptfed.results.report.tables import compare
 from promptfed.runs import config, execution
+from promptfed.runs.measuring import peak_memory
 from promptfed.runs.recipe import EvaluateOptions
 from promptfed.runs.runner import Result, run
 from promptfed.sites import coordinator
@@ -251,3 +253,7 @@ def test_an_older_run_has_no_measures(go: Go) -> None:
 
 def test_measures_by_name() -> None:
     assert list(measure_names())[:3] == ["balanced_accuracy", "worst_balanced_accuracy", "pooled_balanced_accuracy"]
+
+
+def test_a_cpu_has_no_peak_memory() -> None:
+    assert peak_memory(torch.device("cpu")) == {}

@@ -106,6 +106,17 @@ def _deviations(table: PaperTable, names: Mapping[Path, str], recipes: Mapping[P
 
 def _nothing(table: PaperTable, recipes: Mapping[Path, Recipe]) -> str:
     """Say that no run belongs to the table, and name a shipped table that has some of them."""
-    other = next((name for name in registry.tables() if _names(find_table(name), recipes)), None)
+    tables = (found for name in registry.tables() if _may_have(found := find_table(name), recipes))
+    other = next((found.name for found in tables if _names(found, recipes)), None)
     hint = f'did you mean "{other}"?' if other else f"its methods: {', '.join(row.title for row in table.rows)}."
     return f"None of these runs matches a cell of {table.name}; {hint}"
+
+
+def _may_have(table: PaperTable, recipes: Mapping[Path, Recipe]) -> bool:
+    """Say whether a table has one of the runs' methods on its data set; to resolve all recipes would take long."""
+    wanted = {(recipe.method["name"], recipe.data["name"]) for recipe in recipes.values()}
+    plain = Recipe()
+    return any(
+        (cell.recipe.get("method", plain.method).get("name"), cell.recipe.get("data", plain.data).get("name")) in wanted
+        for cell in table.cells().values()
+    )
