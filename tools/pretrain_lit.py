@@ -92,12 +92,21 @@ def lessons(seen: Seen, words: list[str], captions: list[str], sentences: Senten
     return Lessons([*words, *names, *captions], torch.cat([named, said]), (len(words), len(names), len(captions)))
 
 
-def tokenized(tokenizer: Tokenizer, texts: Sequence[str], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the tokens of texts [N, LONGEST + 1], ended and filled up with end tokens, and the place of the first."""
-    stop = tokenizer.vocabulary[END]
-    rows = [tokenizer(one)[:LONGEST] for one in texts]
-    padded = [row + [stop] * (LONGEST + 1 - len(row)) for row in rows]
-    return torch.tensor(padded, device=device), torch.tensor([len(row) for row in rows], device=device)
+def tokenized(
+    tokenizer: Tokenizer, texts: Sequence[str], device: torch.device, forms: Sequence[str] = ("{}",)
+) -> list[tuple[Tensor, Tensor]]:
+    """Return, for each form, tokens of texts [N, LONGEST + 1], filled up with end tokens, and the first one's place.
+
+    Texts are taken apart once for all forms: no token spans two words.
+    """
+    stop, rows, made = tokenizer.vocabulary[END], [tokenizer(one) for one in texts], []
+    for form in forms:
+        before, after = (tokenizer(part) for part in form.split("{}"))
+        room = LONGEST - len(before) - len(after)
+        said = [before + row[:room] + after for row in rows]
+        padded = [row + [stop] * (LONGEST + 1 - len(row)) for row in said]
+        made.append((torch.tensor(padded, device=device), torch.tensor([len(row) for row in said], device=device)))
+    return made
 
 
 # -- training ---------------------------------------------------------------------------------------------------------
@@ -113,8 +122,8 @@ def pretrain(
     optimiser = torch.optim.AdamW(weights.values(), lr=plan.lr, weight_decay=plan.weight_decay)
     words, names, _ = taught.groups
     plain = taught.texts[: words + names]
-    spelled = [tokenized(tokenizer, [form.format(one) for one in plain], device) for form in FORMS]
-    told, wanted = tokenized(tokenizer, taught.texts[words + names :], device), taught.looks.to(device)
+    spelled = tokenized(tokenizer, plain, device, FORMS)
+    (told,), wanted = tokenized(tokenizer, taught.texts[words + names :], device), taught.looks.to(device)
     parts = [
         (start, size, int(share * plan.batch) if size else 0)
         for start, size, share in zip((0, words, len(plain)), taught.groups, SHARES, strict=True)
