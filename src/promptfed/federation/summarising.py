@@ -48,6 +48,7 @@ def summarise(record: Record, about: Line, adapted: Line | None, after: Score | 
             "down_bytes": sum(line["traffic"]["down_bytes"] for line in rounds),
             "up_bytes": sum(line["traffic"]["up_bytes"] for line in rounds),
         },
+        **({"clock": last["clock"]} if "clock" in last else {}),
         "seconds": round(seconds, 3),
         "images_per_second": round(sum(line["images"] for line in rounds) / seconds, 1) if seconds else 0.0,
     }

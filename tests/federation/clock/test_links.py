@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from promptfed.analysis.network.links import PROFILES, Profile, read_profile
 from promptfed.core.errors import PromptFedError
+from promptfed.federation.clock.links import PROFILES, Profile, read_profile
 
 
 @pytest.mark.parametrize("name", PROFILES)
