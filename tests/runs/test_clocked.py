@@ -8,10 +8,13 @@ import pytest
 from promptfed.analysis.network.timeline import simulate
 from promptfed.core.errors import PromptFedError
 from promptfed.core.method import averages
+from promptfed.core.ranks import Ranks
 from promptfed.federation.clock.links import read_profile
+from promptfed.federation.loop import Loop
 from promptfed.results.folder.reader import read_run
 from promptfed.results.report import compare
 from promptfed.runs import config, registry, resuming, runner
+from promptfed.runs.clocked import loop_by
 from promptfed.sites import coordinator
 from promptfed.sites.settings import Federation
 from support.tiny_runs import plain, tiny, write_images
@@ -81,6 +84,15 @@ def test_real_sites_have_a_clock_of_their_own(tmp_path: Path) -> None:
     recipe = config.load_one("fedavg", ["clients=3", *FEDBUFF], embedded=False)
     with pytest.raises(PromptFedError, match=r"Over sites the clock is the real one; leave \[clock\] out."):
         coordinator.create(tmp_path / "run", recipe, Federation(("a", "b", "c")))
+
+
+def test_several_processes_have_no_common_clock() -> None:
+    class Two(Ranks):
+        size = 2
+
+    with pytest.raises(PromptFedError, match=r"A run by a \[clock\] is one process's; start it without others"):
+        loop_by(config.load_one("fedavg", [*FEDBUFF]), Two())
+    assert loop_by(config.load_one("fedavg"), Two()) is Loop
 
 
 def test_a_run_that_does_not_wait_and_its_tables(images: Path, tmp_path: Path) -> None:

@@ -34,8 +34,8 @@ def test_a_synchronous_round_waits_for_the_last() -> None:
 
 
 def test_fedbuff_waits_for_two_of_three() -> None:
-    # clients take 1, 2 and 5 seconds. At 2 s: 0 and 1. They start again: 0 is back at 3, 1 at 4. Then 0 and 2 are back at
-    # 5, 1 at 6; the older model comes first. 2 then starts from model 3, and 0 is back at 6 with 1
+    # clients take 1, 2 and 5 seconds. At 2 s: 0 and 1. They start again: 0 is back at 3, 1 at 4. Then 0 and 2 are back
+    # at 5, 1 at 6; the older model comes first. 2 then starts from model 3, and 0 is back at 6 with 1
     found = moments(4, clock("fedbuff", buffer=2), (1, 2, 5))
     assert told(found) == [
         (2.0, [(0, 0), (1, 0)]),

@@ -84,11 +84,9 @@ class Arrivals:
             return []
         new = np.array([client not in self._met for client in clients], float)
         self._met.update(clients)
-        images = np.array([self.sizes.images[client] for client in clients], float)
-        ones = np.ones(len(clients))
-        demand = Demand(
-            self.sizes.down + self.sizes.once * new, self.sizes.up * ones, 1e-3 * self.clock.image_ms * images
-        )
+        images, ones = np.array([self.sizes.images[client] for client in clients], float), np.ones(len(clients))
+        down, up = self.sizes.down + self.sizes.once * new, self.sizes.up * ones
+        demand = Demand(down, up, 1e-3 * self.clock.image_ms * images)
         parts = self._devices.attempts(t + 1, clients, now, demand)
         return [Flight(now + part.total, t, client) for client, part in zip(clients, parts, strict=True)]
 

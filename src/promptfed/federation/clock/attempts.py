@@ -1,7 +1,7 @@
 """How long clients take: each waits until its hours begin, receives, trains, and sends.
 
-An attempt that breaks off is made again from the start. All is drawn by keys: the same seed gives a client the same link,
-device and hours in every run, and whoever starts with it, the same luck in the round of the same number.
+An attempt that breaks off is made again from the start. All is drawn by keys: the same seed gives a client the same
+link, device and hours in every run, and whoever starts with it, the same luck in the round of the same number.
 """
 
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ class Devices:
         return [Part(*one) for one in np.stack([waiting, transfer, training, repeated], 1).tolist()]
 
     def _own(self, client: int) -> Numbers:
-        """Return how fast a client's link is and how slow its device, beside a typical one's, and when its day begins."""
+        """Return how fast a client's link is and how slow its device beside a typical one, and when its day begins."""
         if client not in self._known:
             draw = np.random.default_rng([self.seed, 0, client])
             link, device = np.exp(self.profile.spread * draw.standard_normal(2))

@@ -1,7 +1,7 @@
 """The round loop by a simulated clock, whose server need not wait for everyone.
 
-A round is one aggregation. A client's answer is computed when it counts, from the model that it started from; so what is
-kept of clients at work is that model alone, once for all who have it.
+A round is one aggregation. A client's answer is computed when it counts, from the model that it started from; so what
+is kept of clients at work is that model alone, once for all who have it.
 """
 
 from collections.abc import Iterator
