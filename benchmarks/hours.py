@@ -19,9 +19,19 @@ from promptfed.federation.clock.links import PROFILES
 from promptfed.results.folder.reader import RunFolder, read_run
 from promptfed.runs import config, resuming
 
-METHODS = {"fedavg": "FedAvg, the whole network", "lora": "LoRA and a head", "prompts": "prompt and a head (pFedVPT)"}
+METHODS = {"fedavg": "FedAvg, the whole network", "lora": "LoRA and a head", "prompts": "pFedVPT, a prompt and a head"}
 PLACES = {"clinic-dsl": "clinics on DSL", "mobile": "phones, awake eight hours a day"}
 BUFFER = 5
+TIMES = {
+    "1 s": 1 / 3600,
+    "10 s": 1 / 360,
+    "1 min": 1 / 60,
+    "10 min": 1 / 6,
+    "1 h": 1,
+    "6 h": 6,
+    "1 day": 24,
+    "1 week": 168,
+}
 Row = dict[str, Any]
 
 
@@ -61,7 +71,7 @@ def _row(run: RunFolder, line: Timeline, head: Row) -> Row:
 
 def draw(found: Sequence[Row]) -> Drawing:
     """Draw a panel for each profile: a colour for each method, dashes where the server does not wait for all."""
-    picture = plotting.blank(9.6, 4.3)
+    picture = plotting.blank(9.6, 4.4)
     panels = picture.subplots(1, len(PLACES), sharey=True)
     for axes, (profile, title) in zip(panels, PLACES.items(), strict=True):
         for row in found:
@@ -69,7 +79,11 @@ def draw(found: Sequence[Row]) -> Drawing:
                 _curve(axes, row)
         axes.set_title(title, fontsize=11, loc="left")
         axes.set_xscale("log")
-        axes.set_xlabel("hours")
+        shown = [hours for row in found if row["profile"] == profile for hours, _ in row["points"]]
+        ticks = {name: hours for name, hours in TIMES.items() if 0.5 * min(shown) <= hours <= 2 * max(shown)}
+        axes.set_xticks(list(ticks.values()), list(ticks), fontsize=9)
+        axes.minorticks_off()
+        axes.set_xlabel("time, by the simulated clock")
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(color="#e3e6ea")
         axes.set_axisbelow(True)
@@ -77,7 +91,7 @@ def draw(found: Sequence[Row]) -> Drawing:
     handles, names = panels[0].get_legend_handles_labels()
     picture.legend(handles, names, frameon=False, loc="outside upper center", ncols=len(METHODS), fontsize=9)
     caption = (
-        "Mean accuracy of clients over hours by a simulated clock. Lines: every round waits for all twenty clients; "
+        "Mean accuracy of clients over time by a simulated clock. Lines: every round waits for all twenty clients; "
         f"dashes: FedBuff, a model of every {BUFFER} answers."
     )
     return Drawing("Accuracy over hours", caption, {"profiles": _profiles(), "runs": list(found)}, picture)

@@ -96,7 +96,7 @@ def test_what_is_sent_once_is_received_with_the_first_model_only() -> None:
 
 def test_a_clients_luck_does_not_depend_on_the_others() -> None:
     def parts(clients: list[int]) -> list[Part]:
-        demand = Demand(*(np.full(len(clients), 1e6) for _ in range(2)), np.full(len(clients), 9.0))
+        demand = Demand(np.full(len(clients), 1e6), np.full(len(clients), 1e6), np.full(len(clients), 9.0))
         return Devices(PROFILES["mobile"], 3).attempts(2, clients, 1000.0, demand)
 
     assert parts([1, 4, 7])[1] == parts([4])[0]

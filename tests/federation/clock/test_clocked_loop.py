@@ -1,6 +1,7 @@
 """Rounds whose server does not wait for all: by hand, under both fleets, and stopped at any round."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -9,8 +10,8 @@ import torch
 
 from promptfed.core import tree
 from promptfed.core.errors import PromptFedError
-from promptfed.core.method import Data, Method, Task
-from promptfed.core.protocols import Rng
+from promptfed.core.method import Method, Task
+from promptfed.core.protocols import Data, Rng
 from promptfed.core.tree import Tree
 from promptfed.federation.clock.loop import ClockedLoop
 from promptfed.federation.clock.options import filled
@@ -141,7 +142,7 @@ def test_stopped_after_every_round_it_ends_as_a_straight_run(table: dict[str, An
         if stop > 1:
             loop.restore(loop.record.state("recipe", "partition") or {})
         with pytest.raises(KeyboardInterrupt):
-            loop.run(lambda loop=loop: loop.save("recipe", "partition"), press)
+            loop.run(partial(loop.save, "recipe", "partition"), press)
         assert loop.finished == stop
         files = {path.name for path in (tmp_path / "run" / "checkpoint").glob("version-*")}
         assert files == set((loop.record.state("recipe", "partition") or {}).get("versions", {}))

@@ -11,11 +11,10 @@ from promptfed.results.recipe_keys import REPEATED
 # Keys that a table shows anyway.
 _SHOWN = {"clients", "rounds"}
 _OWN_TABLES = ("data", "partition", "backbone")
-# a run without [guards] equals one whose guards are all off, whatever their other settings; one without [clock], one
-# that waits for all
-OFF = {"guards.robust": "mean", "guards.clip": "0.0", "guards.noise": "0.0", "guards.secure": "False"} | {
-    "clock.mode": "sync"
-}
+# a run without [guards] equals one whose guards are all off, whatever their other settings
+GUARDS_OFF = {"guards.robust": "mean", "guards.clip": "0.0", "guards.noise": "0.0", "guards.secure": "False"}
+OFF = GUARDS_OFF | {"clock.mode": "sync"}  # one without [clock] waits for all
+_OF_MODE = {"clock.buffer": "fedbuff", "clock.deadline_minutes": "semi"}  # to the others these keys mean nothing
 
 
 @dataclass(frozen=True)
@@ -93,6 +92,7 @@ def _named(names: Sequence[str], runs: Sequence[RunFolder], part: str) -> list[s
         known = {key for other in namesakes for key in other if _belongs(key, part)}
         keys = sorted(known, key=lambda key: (key != "clock.mode", key))
         odd = [key for key in keys if _differs(key, namesakes) and recipe.get(key) != OFF.get(key)]
+        odd = [key for key in odd if recipe.get("clock.mode") == _OF_MODE.get(key, recipe.get("clock.mode"))]
         shown = ", ".join(f"{key.removeprefix(part + '.')}={recipe[key]}" for key in odd[:3])
         texts.append(f"{name} ({shown})" if shown else name)
     return texts
