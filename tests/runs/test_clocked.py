@@ -62,7 +62,19 @@ def test_what_does_not_go_together_gets_a_sentence(words: list[str], said: str) 
 
 
 # those whose server makes something else of the answers than their mean
-OTHERWISE = {"dp-fpl", "fedmtl", "flora", "fedex-lora", "pfedmoap", "pfedpg", "relic", "fedproto", "sgpt"}
+OTHERWISE = {
+    "dp-fpl",
+    "fedmgp",
+    "trip",
+    "fedmtl",
+    "flora",
+    "fedex-lora",
+    "pfedmoap",
+    "pfedpg",
+    "relic",
+    "fedproto",
+    "sgpt",
+}
 
 
 def test_methods_that_do_not_average_are_refused_by_name() -> None:
