@@ -140,6 +140,8 @@ def create(folder: Path, recipe: Recipe, federation: Federation) -> None:
         raise PromptFedError(
             "evaluate.sets tests clients on each other's images, which never leave a site; leave it out."
         )
+    if "elsewhere" in recipe.evaluate:
+        raise PromptFedError("evaluate.elsewhere is not supported over sites; leave it out.")
     if recipe.clock:
         raise PromptFedError("Over sites the clock is the real one; leave [clock] out.")
     if recipe.stop:
