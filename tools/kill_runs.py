@@ -61,6 +61,8 @@ MORE: dict[str, tuple[str, Words]] = {  # all that changes how a run goes on: th
     "a prompt around moon": ("moon", ("prompt.kind=patch", *SPILLING)),
     "adapted before the test": ("fedavg", ("method.tune_epochs=1",)),
     "augmented and weighted": ("fedavg", ("train.augment=flip+crop", "train.class_weights=balanced")),
+    "by a clock": ("fedavg", ("clock.mode=fedbuff", "clock.profile=mobile", "clock.hours=24", "clock.buffer=2")),
+    "by a clock, semi": ("pfedpt", ("clock.mode=semi", "clock.profile=mobile", "clock.deadline_minutes=300")),
     "central noise": ("fedvpt", ("guards.clip=1", "guards.noise=1", "guards.place=central")),
     "domains": ("fedapt", SHOPS),
     "dropout": ("fedavg", ("backbone.name=cnn-pfl", "backbone.channels=[4,4]", "backbone.hidden=[8]")),

@@ -87,6 +87,7 @@ KEYS = [
     *("data.name", "data.limit", "partition.name", "partition.alpha", "partition.classes_per_client", "prompt.kind"),
     *("backbone.name", "backbone.channels", "backbone.width", "schedule.name", "schedule.warmup", "train.augment"),
     *("stop.patience", "fleet.name", "fleet.width", "fleet.memory_mb", "evaluate.every", "evaluate.split"),
+    *("clock.mode", "clock.profile", "clock.buffer", "clock.damping"),
     *("evaluate.metric", "guards.robust", "guards.noise", "guards.clip", "guards.budget", "guards.trim"),
 ]
 VALUES = [

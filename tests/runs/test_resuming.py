@@ -25,6 +25,7 @@ ROUNDS = 8
 METHODS: dict[str, tuple[str, ...]] = {
     "local": ("local", "per_round=2"),
     "pfedpt": ("pfedpt", "per_round=2", "method.prompt_epochs=1"),
+    "clocked": ("pfedpt", "method.prompt_epochs=1", "clock.mode=fedbuff", "clock.profile=mobile", "clock.hours=24"),
     "spilling": ("pfedpt", "per_round=2", "method.prompt_epochs=1", "fleet.memory_mb=0.001"),
 }
 

@@ -58,7 +58,7 @@ def make(
     ranks: Ranks = ALONE,
     **keys: object,
 ) -> Loop:
-    """Return the round loop of clients with that many images."""
+    """Return the round loop of clients with that many images; `folder` may hold its first rounds."""
     data = images(sum(sizes) + sum(tests), classes, domains)
     dealt = shares([*sizes, *tests])
     partition = Partition("toy", tuple(dealt[: len(sizes)]), tuple(dealt[len(sizes) :]))
@@ -72,4 +72,6 @@ def make(
     )
     where = torch.device(device)
     plan = Plan(recipe, method, data, partition, make_task(recipe, data.sides, data.classes, where), where, ranks)
-    return make_loop(plan, Record.create(folder, "", {}) if ranks.leads else Follower(folder))
+    if not ranks.leads:
+        return make_loop(plan, Follower(folder))
+    return make_loop(plan, Record.reopen(folder) if folder.exists() else Record.create(folder, "", {}))

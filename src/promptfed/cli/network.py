@@ -10,7 +10,7 @@ from promptfed.cli.arguments import Dirs, Form, print_table
 
 if TYPE_CHECKING:
     from promptfed.analysis.network.timeline import Timeline
-    from promptfed.results.report.table import Table
+    from promptfed.results.report.table import Cell, Table
 
 
 def simulate_network(
@@ -40,9 +40,11 @@ def simulate_network(
     for the last of its clients:
 
         promptfed simulate-network runs/fedavg runs/prompts --profile mobile --set up_mbit=2 --out hours.png
+
+    A run whose server does not wait for all (clock.mode=fedbuff or semi) has its times on record, for its own links.
     """
-    from promptfed.analysis.network.links import read_profile
     from promptfed.analysis.network.timeline import simulate
+    from promptfed.federation.clock.links import read_profile
 
     links = read_profile(profile, changes or [])
     if out is not None:
@@ -85,14 +87,13 @@ def _table(found: Mapping[str, "Timeline"], sent: Mapping[str, float], target: f
     rows = []
     for name, line in found.items():
         part = line.part
-        seconds = (part.total, part.waiting, part.transfer, part.training, part.repeated)
+        spent = (part.waiting, part.transfer, part.training, part.repeated) if part else (None,) * 4
         reached = None if target is None else line.reached(target)
         best = max((mean for _, mean in line.points), default=None)
         rows.append(
             (
                 Cell(name, (name,)),
-                *(Cell(_hours(one / 3600), (str(one / 3600),)) for one in seconds),
-                Cell("–" if reached is None else _hours(reached), ("" if reached is None else str(reached),)),
+                *map(_cell, (line.hours, *(None if one is None else one / 3600 for one in spent), reached)),
                 Cell("–" if best is None else percent(best), ("" if best is None else str(best),)),
                 Cell(human_bytes(sent[name]), (str(sent[name]),)),
             )
@@ -101,5 +102,10 @@ def _table(found: Mapping[str, "Timeline"], sent: Mapping[str, float], target: f
     return Table(columns, tuple(rows), about=about)
 
 
-def _hours(hours: float) -> str:
-    return f"{hours:.3g}" if hours < 1000 else f"{hours:,.0f}"
+def _cell(hours: float | None) -> "Cell":
+    """Return a cell of hours, or of nothing."""
+    from promptfed.results.report.table import Cell
+
+    if hours is None:
+        return Cell("–", ("",))
+    return Cell(f"{hours:.3g}" if hours < 1000 else f"{hours:,.0f}", (str(hours),))

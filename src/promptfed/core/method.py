@@ -63,6 +63,7 @@ class Traits:
     marks_nothing: bool = False  # a row of zeros in what is sent means "none", so it must arrive as such
     weighs: bool = True  # its loss is a mean by batch["mask"], so images can be weighed by their labels
     open: bool = False  # its models know classes by name alone, so they answer for those that training never named
+    averages: bool = False  # its own `aggregate` is, as the default, the mean of what clients send
     learns: bool = True  # False: it uses a pretrained model as it is
     adapts: bool = True  # False: with these options `adapt` changes nothing
     once: tuple[str, ...] = ()  # names in `down` that never change: they are sent at a client's first contact only
@@ -196,6 +197,13 @@ def classifies(method: Method) -> bool:
     """Say whether a right answer is one of `predict`, as in the default `evaluate`; those that draw have their own."""
     inner = getattr(method, "inner", None)
     return classifies(inner) if isinstance(inner, Method) else type(method).evaluate is Method.evaluate
+
+
+def averages(method: Method) -> bool:
+    """Say whether the server's next tree is the mean of what clients send, name by name."""
+    inner = getattr(method, "inner", None)
+    own = type(method).aggregate is Method.aggregate or method.traits.averages
+    return averages(inner) if isinstance(inner, Method) else own and not method.traits.needs_rows
 
 
 def adapts(method: Method) -> bool:

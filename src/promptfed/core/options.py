@@ -40,7 +40,8 @@ Positive = Annotated[float, Range(above=0)]
 NonNegative = Annotated[float, Range(least=0)]
 Share = Annotated[float, Range(least=0, most=1)]
 
-UNNAMED = ("evaluate", "guards", "prompt", "schedule", "train", "stop")  # tables that no class is chosen for by `name`
+# tables that no class is chosen for by `name`
+UNNAMED = ("evaluate", "guards", "prompt", "schedule", "train", "stop", "clock")
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 

@@ -27,6 +27,7 @@ from promptfed.federation.examples_privacy import spent_on_examples
 from promptfed.federation.finite import FiniteCheck
 from promptfed.federation.fleet import Fitted, Fleet, score_deployed
 from promptfed.federation.guards import Guards
+from promptfed.federation.guards.guard import Handed
 from promptfed.federation.sampling import choose
 from promptfed.federation.stopping import Stopping
 from promptfed.federation.store import Store, read_tree, verify, write_tree
@@ -136,10 +137,14 @@ class Loop:
             manifests = self.ranks.told(self.store.commit())  # every process has written its own files
             if self.ranks.leads:
                 checksum = write_tree(self.record.checkpoint / file, tree.to(self.server, "cpu"))
-                state = {"round": self.finished, **known, "server": {"file": file, "crc32": checksum}}
+                state = {"round": self.finished, **known, "server": {"file": file, "crc32": checksum}} | self._state()
                 self.record.commit(state | {"personal": dict(ChainMap(*manifests))})
             self.ranks.told(None)  # a file that the last state does not name is removed: write no new one before
         self._saved = self.finished
+
+    def _state(self) -> Line:
+        """Write what a checkpoint has besides, and return what its state says of it."""
+        return {}
 
     def run(self, save: Callable[[], None], progress: Callable[[Line], None]) -> None:
         """Run the rounds that are left, saving every `checkpoint_seconds` and when it ends, however it ends."""
@@ -186,11 +191,10 @@ class Loop:
         last = t + 1 in (self.settings.rounds, self.settings.total)
         evaluated = last or (t + 1) % self.settings.every == 0
         personal = last or (evaluated and self.settings.personal)
-        down = self.method.download(self.task, server, clients)
-        fitted = self.fleet.fit(t, clients, down, test=personal)
+        down, fitted = self._exchanged(t, server, clients, personal)
 
         def aggregated() -> Tree:
-            heard, up, weights = self.guards(t, clients, down, fitted.up, fitted.weights)
+            heard, up, weights = self._guarded(t, server, clients, down, fitted)
             return conclude(self.task, server, heard, up, weights)
 
         server = self.ranks.concluded(aggregated, fitted.everywhere)
@@ -219,13 +223,28 @@ class Loop:
             "seconds": round(time.monotonic() - began, 4),
         }
 
+    def participants(self, t: int) -> Tensor:
+        """Return who takes part in round `t`, in ascending order."""
+        settings = self.settings
+        if t >= settings.rounds:
+            return self.everyone[len(self.founders) :]
+        return choose(settings.seed, t, len(self.founders), settings.per_round, settings.groups)
+
+    def _exchanged(self, t: int, server: Tree, clients: Tensor, test: bool) -> tuple[Tree, Fitted]:
+        """Return what the clients of round `t` received, and what came back."""
+        down = self.method.download(self.task, server, clients)
+        return down, self.fleet.fit(t, clients, down, test=test)
+
+    def _guarded(self, t: int, server: Tree, clients: Tensor, down: Tree, fitted: Fitted) -> Handed:
+        """Return what the guards of round `t` leave of what came back."""
+        return self.guards(t, clients, down, fitted.up, fitted.weights)
+
     def _next(self, t: int) -> tuple[Tensor, Tree, Aggregate]:
         """Return the participants of round `t`, the server's tree they start from, and the function that updates it."""
         settings = self.settings
         if t < settings.rounds:
-            clients = choose(settings.seed, t, len(self.founders), settings.per_round, settings.groups)
-            return clients, self.server, self.method.aggregate
-        newcomers, server = self.everyone[len(self.founders) :], self.server
+            return self.participants(t), self.server, self.method.aggregate
+        newcomers, server = self.participants(t), self.server
         if t == settings.rounds:
             server = tree.to(
                 extensions.admit(self.method, self.task, server, newcomers, rng_for(settings.seed, "admit")),

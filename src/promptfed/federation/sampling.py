@@ -15,8 +15,13 @@ def choose(seed: int, round: int, clients: int, per_round: int, groups: Sequence
     """
     if per_round in (0, clients):
         return torch.arange(clients)
-    shuffled = torch.randperm(clients, generator=keys.generator(seed, "sampling", round))
+    shuffled = in_order(seed, round, clients)
     if groups:
         first = {groups[client]: client for client in reversed(shuffled.tolist())}
         return torch.tensor(sorted(first.values()))
     return shuffled[:per_round].sort().values
+
+
+def in_order(seed: int, round: int, clients: int) -> Tensor:  # noqa: A002
+    """Return all clients in the order in which a round draws them."""
+    return torch.randperm(clients, generator=keys.generator(seed, "sampling", round))

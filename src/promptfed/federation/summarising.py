@@ -52,6 +52,7 @@ def summarise(record: Record, about: Line, adapted: Line | None, after: Score | 
             "up_bytes": sum(line["traffic"]["up_bytes"] for line in rounds),
         },
         "rounds95": _nearly(scored, rounds),
+        **({"clock": last["clock"]} if "clock" in last else {}),
         "seconds": round(seconds, 3),
         "images_per_second": round(sum(line["images"] for line in rounds) / seconds, 1) if seconds else 0.0,
     }

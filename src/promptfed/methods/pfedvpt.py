@@ -58,7 +58,8 @@ class PFedVPT(Method):
     @property
     def traits(self) -> Traits:
         """Without tokens the features of an image never change; a generator must tell clients apart."""
-        return Traits(reads="pixels" if self.tokens else "features", needs_rows=self._generates)
+        reads: Literal["pixels", "features"] = "pixels" if self.tokens else "features"
+        return Traits(reads=reads, needs_rows=self._generates, averages=not self._generates)
 
     # -- what is learned, and where it lives ------------------------------------
     def init_server(self, task: Task, rng: Rng) -> Tree:

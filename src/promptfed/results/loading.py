@@ -247,6 +247,7 @@ def _summary_row(run: RunFolder) -> dict[str, Any]:
         "down_bytes": run.traffic.down_bytes,
         "up_bytes": run.traffic.up_bytes,
         "seconds": run.seconds,
+        **({} if run.clock is None else {"clock": run.clock}),
     }
 
 

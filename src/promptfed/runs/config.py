@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 from promptfed.core import options
 from promptfed.core.errors import PromptFedError, choice
 from promptfed.federation import guard_options
+from promptfed.federation.clock import options as clock_options
 from promptfed.federation.tested_sets import NOVEL, sets_of
 from promptfed.runs import catalogue, nested
+from promptfed.runs.clocked import answers_in, check_clock
 from promptfed.runs.filling import as_table, fill_backbone, fill_method, fill_named, make_method
 from promptfed.runs.learning import check_train, fill_schedule, fill_stop, fill_train
 from promptfed.runs.nested import NestedTable
@@ -20,7 +22,14 @@ from promptfed.runs.sources import read_source
 from promptfed.runs.sweeps import combinations
 
 # what a table is usually written for, where that is not its name
-FIRST_KEYS = {"prompt": "kind", "guards": "robust", "train": "augment", "stop": "patience", "evaluate": "split"}
+FIRST_KEYS = {
+    "prompt": "kind",
+    "guards": "robust",
+    "train": "augment",
+    "stop": "patience",
+    "evaluate": "split",
+    "clock": "mode",
+}
 if TYPE_CHECKING:
     from promptfed.core.method import Method
 
@@ -95,6 +104,7 @@ def resolve(content: Mapping[str, Any], where: str = "the recipe") -> Recipe:
         fleet=as_table(options.make(FleetOptions, recipe.fleet, "fleet")),
         evaluate=_fill_evaluate(recipe),
         guards=guard_options.filled(recipe.guards),
+        clock=clock_options.filled(recipe.clock),
     )
     check_train(recipe)
     recipe = _with_data(replace(recipe, stop=fill_stop(recipe)), content)
@@ -141,8 +151,8 @@ def _fitting(recipe: Recipe) -> Recipe:
         name = recipe.method["name"]
         raise PromptFedError(f"evaluate.metric={metric} needs a classifier, which {name} is not; use accuracy.")
     _check_sets(recipe, made)
-    founders = recipe.per_round or recipe.clients - recipe.newcomers
-    guards.check(recipe.guards, made, min(founders, recipe.newcomers or founders))
+    check_clock(recipe, made)
+    guards.check(recipe.guards, made, answers_in(recipe))
     return replace(recipe, train=fill_train(recipe, made))
 
 

@@ -30,7 +30,6 @@ from promptfed.core.tree import Tree
 from promptfed.data.batches import ClientData, PlannedBatches
 from promptfed.federation.fleet import Stacked
 from promptfed.federation.loop import Loop
-from promptfed.federation.sampling import choose
 from promptfed.federation.traffic import count_traffic
 from promptfed.results.folder.record import Record
 from promptfed.runs.environment import precision
@@ -121,11 +120,8 @@ def _estimated(recipe: Recipe) -> Costs:
 
 def _participants(loop: Loop) -> Iterator[Tensor]:
     """Yield who takes part, round by round."""
-    settings = loop.settings
-    for t in range(settings.rounds):
-        yield choose(settings.seed, t, len(loop.founders), settings.per_round, settings.groups)
-    for _ in range(settings.rounds, settings.total):
-        yield loop.everyone[len(loop.founders) :]
+    for t in range(loop.settings.total):
+        yield loop.participants(t)
 
 
 def _traffic(loop: Loop, trial: _Trial) -> list[dict[str, int]]:

@@ -38,6 +38,7 @@ from promptfed.federation.store import Store
 from promptfed.federation.tested_sets import sets_of
 from promptfed.results.folder.record import Record
 from promptfed.runs import config, memory
+from promptfed.runs.clocked import loop_by
 from promptfed.runs.footprint import require_room
 from promptfed.runs.learning import held_out, stopping_of, training_of
 from promptfed.runs.recipe import EvaluateOptions, FleetOptions, Recipe
@@ -182,7 +183,7 @@ def make_loop(plan: Plan, record: Record, *, secret_draw: bool = True) -> Loop:
     )
     groups = _groups(recipe, shards, guarded)
     settings = _settings(recipe, evaluate, dataset, groups, affordable(recipe, guarded, groups))
-    return Loop(
+    return loop_by(recipe, ranks)(
         method,
         task,
         fleet_of(shards),

@@ -62,6 +62,7 @@ class Recipe:
     fleet: NestedTable = field(default_factory=lambda: {"name": "auto"})
     evaluate: NestedTable = field(default_factory=dict)
     guards: NestedTable = field(default_factory=dict)  # empty: none
+    clock: NestedTable = field(default_factory=dict)  # of simulated links and devices; empty: none
 
     def flatten(self) -> NestedTable:
         """Return all values under dotted keys."""
@@ -124,7 +125,7 @@ DEFAULTS = {
     part: table["name"] for part, table in asdict(Recipe()).items() if isinstance(table, dict) and "name" in table
 }
 LEARNING = ("schedule", "train", "stop")  # how a run learns, whatever its method
-TABLES = ("method", "prompt", "data", "partition", "backbone", *LEARNING, "fleet", "evaluate", "guards")
+TABLES = ("method", "prompt", "data", "partition", "backbone", *LEARNING, "fleet", "evaluate", "guards", "clock")
 
 
 def differences(one: Recipe, other: Recipe, ignored: Collection[str] = PLACE) -> dict[str, tuple[object, object]]:

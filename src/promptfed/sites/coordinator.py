@@ -142,6 +142,8 @@ def create(folder: Path, recipe: Recipe, federation: Federation) -> None:
         )
     if "elsewhere" in recipe.evaluate:
         raise PromptFedError("evaluate.elsewhere is not supported over sites; leave it out.")
+    if recipe.clock:
+        raise PromptFedError("Over sites the clock is the real one; leave [clock] out.")
     if recipe.stop:
         raise PromptFedError("stop.patience is not supported over sites; leave it out, and set rounds.")
     if recipe.guards.get("noise") and recipe.guards["entropy"] != "system":

@@ -2,7 +2,7 @@
 
 import csv
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from promptfed.analysis.network.links import PROFILES, Profile
-from promptfed.analysis.network.timeline import Part, Timeline, simulate
+from promptfed.analysis.network.timeline import Timeline, simulate
+from promptfed.core.errors import PromptFedError
+from promptfed.federation.clock.attempts import Part
+from promptfed.federation.clock.links import PROFILES, Profile
 from promptfed.results.folder.reader import RunFolder, read_run
 from support.command import promptfed, sentence
 from support.fake_runs import write_run
@@ -41,40 +43,47 @@ def line(number: int, clients: list[int], mean: float | None, size: int = 0, sec
     return blank | {"round": number, "clients": clients, "received": tested, "traffic": traffic, "seconds": seconds}
 
 
+def parts(found: Timeline) -> Part:
+    """Return what a run waited for that waits for all."""
+    assert found.part is not None
+    return found.part
+
+
 def test_transfer_and_training_by_hand(tmp_path: Path) -> None:
     # a million bytes: 1 s down at 8 Mbit/s, 8 s up at 1 Mbit/s, and twice 0.5 s on the way. Client 0 has 3/4 of the
     # images, so 3 of the 4 recorded seconds, which take twice as long here
     run = written(tmp_path / "run", [line(1, [0, 1], 0.5, 1_000_000), line(2, [1], 0.75, 500_000)])
     found = simulate(run, replace(PLAIN, latency_ms=500, slowness=2))
+    part = parts(found)
     # in round 2 client 1 is alone: half the bytes, all of the seconds
-    assert found.part.transfer == pytest.approx((1 + 8 + 1) + (0.5 + 4 + 1))
-    assert found.part.training == pytest.approx(2 * 3 + 2 * 4)
-    assert (found.part.waiting, found.part.repeated) == (0, 0)
+    assert part.transfer == pytest.approx((1 + 8 + 1) + (0.5 + 4 + 1))
+    assert part.training == pytest.approx(2 * 3 + 2 * 4)
+    assert (part.waiting, part.repeated) == (0, 0)
     assert [mean for _, mean in found.points] == [0.5, 0.75]
-    assert [hours for hours, _ in found.points] == pytest.approx([16 / 3600, found.part.total / 3600])
+    assert [hours for hours, _ in found.points] == pytest.approx([16 / 3600, part.total / 3600])
 
 
 def test_when_an_accuracy_is_reached() -> None:
-    found = Timeline(Part(), points=((1.0, 0.5), (2.0, 0.7), (3.0, 0.6)))
+    found = Timeline(3.0, points=((1.0, 0.5), (2.0, 0.7), (3.0, 0.6)))
     assert [found.reached(goal) for goal in (0.5, 0.6, 0.7, 0.71)] == [1.0, 2.0, 2.0, None]
 
 
 def test_nobody_starts_outside_the_hours(tmp_path: Path) -> None:
     run = written(tmp_path / "run", [line(number, [0], None, 8, seconds=1800.0) for number in range(1, 7)], sizes=(5,))
-    found = simulate(run, replace(PLAIN, hours=1))
+    part = parts(simulate(run, replace(PLAIN, hours=1)))
     # two trainings of half an hour fit into an hour; then the client waits for the next day's
-    days = found.part.waiting / 3600
-    assert found.part.training == 6 * 1800
+    days = part.waiting / 3600
+    assert part.training == 6 * 1800
     assert 2 * 23 - 1 <= days <= 3 * 24
-    assert simulate(run, replace(PLAIN, hours=24)).part.waiting == 0
+    assert parts(simulate(run, replace(PLAIN, hours=24))).waiting == 0
 
 
 def test_what_breaks_off_is_done_again(tmp_path: Path) -> None:
     run = written(tmp_path / "run", [line(number, [0], None, 8, seconds=60.0) for number in range(1, 401)], sizes=(5,))
-    found = simulate(run, replace(PLAIN, dropout=0.5, away_minutes=1))
+    part = parts(simulate(run, replace(PLAIN, dropout=0.5, away_minutes=1)))
     # with a chance of a half an attempt breaks off once on the mean, half way through, and a minute is lost besides
-    assert found.part.repeated / 400 == pytest.approx(0.5 * 60 + 60, rel=0.15)
-    assert found.part.training == 400 * 60
+    assert part.repeated / 400 == pytest.approx(0.5 * 60 + 60, rel=0.15)
+    assert part.training == 400 * 60
 
 
 def test_who_sends_nothing_waits_for_nobody(tmp_path: Path) -> None:
@@ -91,6 +100,12 @@ def test_the_same_seed_gives_clients_the_same_links(tmp_path: Path) -> None:
     assert simulate(first, mobile, seed=3).hours != simulate(first, mobile, seed=4).hours
 
 
+def test_training_is_what_the_recipe_says_if_it_does(tmp_path: Path) -> None:
+    run = written(tmp_path / "run", [line(1, [0, 1], None, 8)])
+    stated = replace(run, recipe={**run.recipe, "clock": {"mode": "sync", "image_ms": 500.0}})
+    assert parts(simulate(stated, replace(PLAIN, slowness=2))).training == 2 * 0.5 * 30
+
+
 @settings(max_examples=40, deadline=None)
 @given(name=st.sampled_from(sorted(PROFILES)), seed=st.integers(0, 1000), less=st.floats(0.05, 1.0))
 def test_smaller_messages_never_take_longer(
@@ -105,6 +120,17 @@ def test_smaller_messages_never_take_longer(
         for place, size in enumerate(sizes)
     )
     assert small.hours <= large.hours
+
+
+def test_a_run_that_did_not_wait_for_all_has_its_own_times(tmp_path: Path) -> None:
+    mobile = {**asdict(PROFILES["mobile"]), "profile": "mobile", "mode": "fedbuff"}
+    rounds = [line(number, [0], 0.5, 8) | {"clock": 1800.0 * number} for number in (1, 2)]
+    run = written(tmp_path / "run", rounds)
+    run = replace(run, recipe={**run.recipe, "clock": mobile})
+    found = simulate(run, PROFILES["mobile"])
+    assert (found.hours, found.points, found.part) == (1.0, ((0.5, 0.5), (1.0, 0.5)), None)
+    with pytest.raises(PromptFedError, match="give --profile mobile with down_mbit=20, or run it anew"):
+        simulate(run, PROFILES["clinic-dsl"])
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

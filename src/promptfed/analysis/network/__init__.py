@@ -2,7 +2,6 @@
 
 | module | holds |
 |---|---|
-| `links` | what links and devices are like: the profiles by name, and those of a user's own |
 | `timeline` | when each round would have ended, and what it would have waited for |
 | `drawing` | accuracy over hours, a line per run |
 """

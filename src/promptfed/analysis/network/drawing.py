@@ -5,9 +5,9 @@ from dataclasses import asdict
 
 from promptfed.analysis.figures import plotting
 from promptfed.analysis.figures.drawing import Drawing
-from promptfed.analysis.network.links import Profile
 from promptfed.analysis.network.timeline import Timeline
 from promptfed.core.errors import PromptFedError
+from promptfed.federation.clock.links import Profile
 
 
 def draw(found: Mapping[str, Timeline], profile: Profile, name: str) -> Drawing:

@@ -6,7 +6,7 @@ then noise if it is central.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -42,8 +42,11 @@ class Guards:
 
     def protect(self, round: int, client: Tensor, down: Tree, up: Tree, weight: Tensor) -> Handed:  # noqa: A002
         """Do on one site, whose tensors have no leading C, what stands on the client's side."""
-        mine = Guards(tuple(guard for guard in self.guards if guard.side == "client"))
-        return mine(round, client, down, up, weight)
+        return self.of("client")(round, client, down, up, weight)
+
+    def of(self, side: Literal["client", "server"]) -> "Guards":
+        """Return the guards of one side alone."""
+        return Guards(tuple(guard for guard in self.guards if guard.side == side))
 
     def traffic(self, up: Tree, clients: int) -> tuple[int, int]:
         """Return the bytes (down, up) of all clients that come on top of `up` [C, ...] as it is."""

@@ -50,6 +50,11 @@ def server_file(finished: int) -> str:
     return f"server-{finished:06d}.safetensors"
 
 
+def version_file(finished: int) -> str:
+    """Return the checkpoint file of an earlier tree of the server, which clients at work have started from."""
+    return f"version-{finished:06d}.safetensors"
+
+
 def personal_file(number: int) -> str:
     """Return the checkpoint file of the `number`-th batch of personal trees."""
     return f"personal-{number:06d}.safetensors"

@@ -213,6 +213,7 @@ def _round(raw: Json) -> Round:
         traffic=traffic(raw["traffic"]),
         seconds=float(raw["seconds"]),
         beyond=beyond(raw),
+        clock=number(raw.get("clock")),
     )
 
 

@@ -67,6 +67,7 @@ class RunFolder:
     images_per_second: float | None
     metrics: Metrics | None = None
     beyond: Mapping[str, float] = field(default_factory=dict)  # means on other images: SET, and hm and cm
+    clock: float | None = None  # seconds of the simulated clock, if the run has one
     stopped: str = ""  # why it ended before its last round, if it did
 
     @property
@@ -210,6 +211,7 @@ def finished_facts(path: Path, raw: Json, recipe: Json) -> dict[str, Any]:
             "images_per_second": number(raw.get("images_per_second")),
             "metrics": parse_metrics(raw.get("metrics")),
             "beyond": beyond(accuracy),
+            "clock": number(raw.get("clock")),
             "stopped": str(raw.get("stopped", "")),
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -248,6 +250,7 @@ def _unfinished(recipe: Json, rounds: tuple[Round, ...], partition: Holdings | N
             *(sum(each) for each in zip(*totals, strict=True)),
         ),
         "seconds": sum(one.seconds for one in rounds),
+        "clock": rounds[-1].clock,
         "images_per_second": None,
         "beyond": next((one.beyond for one in reversed(rounds) if one.beyond), {}),
     }

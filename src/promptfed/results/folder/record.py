@@ -111,6 +111,7 @@ class Record:
             whole = isinstance(known["round"], int) and isinstance(known["personal"], dict)
             whole = whole and {"file", "crc32"} <= known["server"].keys()
             whole = whole and all(map(_names_trees, known["personal"].values()))
+            whole = whole and all({"version", "crc32"} <= one.keys() for one in state.get("versions", {}).values())
         except (ValueError, KeyError, TypeError, AttributeError):
             whole = False
         if not whole:
@@ -172,7 +173,7 @@ class Record:
 
     def tidy(self, state: Line) -> None:
         """Remove the files of the checkpoint that its committed state does not name."""
-        named = {state["server"]["file"], names.STATE, *state["personal"]}
+        named = {state["server"]["file"], names.STATE, *state["personal"], *state.get("versions", {})}
         for path in self.checkpoint.iterdir():
             if path.name not in named:
                 with contextlib.suppress(FileNotFoundError):

@@ -52,6 +52,7 @@ class Round:
     traffic: Traffic
     seconds: float
     beyond: Mapping[str, float] = field(default_factory=dict)  # means on other images: SET, and hm and cm
+    clock: float | None = None  # seconds of the simulated clock since the run began, if it has one
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ _SHOWN = {"clients", "rounds"}
 _OWN_TABLES = ("data", "partition", "backbone")
 # a run without [guards] equals one whose guards are all off, whatever their other settings
 GUARDS_OFF = {"guards.robust": "mean", "guards.clip": "0.0", "guards.noise": "0.0", "guards.secure": "False"}
+OFF = GUARDS_OFF | {"clock.mode": "sync"}  # one without [clock] waits for all
+_OF_MODE = {"clock.buffer": "fedbuff", "clock.deadline_minutes": "semi"}  # to the others these keys mean nothing
 
 
 @dataclass(frozen=True)
@@ -83,21 +85,23 @@ def flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 def _named(names: Sequence[str], runs: Sequence[RunFolder], part: str) -> list[str]:
     """Add to each name the settings in which its part of the recipe differs from others of the same name."""
-    recipes = [GUARDS_OFF | flat(run.recipe) for run in runs]
+    recipes = [OFF | flat(run.recipe) for run in runs]
     texts = []
     for name, recipe in zip(names, recipes, strict=True):
         namesakes = [other for same, other in zip(names, recipes, strict=True) if same == name]
-        keys = sorted({key for other in namesakes for key in other if _belongs(key, part)})
-        odd = [key for key in keys if _differs(key, namesakes) and recipe.get(key) != GUARDS_OFF.get(key)]
+        known = {key for other in namesakes for key in other if _belongs(key, part)}
+        keys = sorted(known, key=lambda key: (key != "clock.mode", key))
+        odd = [key for key in keys if _differs(key, namesakes) and recipe.get(key) != OFF.get(key)]
+        odd = [key for key in odd if recipe.get("clock.mode") == _OF_MODE.get(key, recipe.get("clock.mode"))]
         shown = ", ".join(f"{key.removeprefix(part + '.')}={recipe[key]}" for key in odd[:3])
         texts.append(f"{name} ({shown})" if shown else name)
     return texts
 
 
 def _differs(key: str, recipes: Sequence[Mapping[str, str]]) -> bool:
-    """Return whether recipes differ in a key; settings of guards are compared only among recipes that have them."""
+    """Return whether recipes differ in a key; settings of guards and clocks only among recipes that have them."""
     values = {recipe.get(key) for recipe in recipes}
-    return len(values - {None} if key.startswith("guards.") else values) > 1
+    return len(values - {None} if key.startswith(("guards.", "clock.")) else values) > 1
 
 
 def _belongs(key: str, part: str) -> bool:

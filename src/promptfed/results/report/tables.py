@@ -161,6 +161,20 @@ def _seconds() -> Measure:
     return Measure(column, fill)
 
 
+def _clock() -> Measure:
+    """Return the column of how long the run took by its simulated clock; less is better."""
+    column = Column("hours", "on the run's simulated links and devices", ("hours", "hours_std"))
+
+    def fill(group: RunGroup) -> tuple[Cell, float | None]:
+        found = _values(group, lambda run: run.clock)
+        if not found:
+            return _missing(column)
+        hours = [seconds / 3600 for seconds in found]
+        return Cell(_pooled(hours, "{:.3g}".format), _plain(hours, "{:.3g}".format)), -mean(hours)
+
+    return Measure(column, fill)
+
+
 def _whole_run() -> Measure:
     column = Column("traffic", "bytes of the whole run, down and up, all clients", ("traffic_bytes",))
 
@@ -185,6 +199,7 @@ def _compared(runs: Sequence[RunFolder]) -> tuple[Measure, ...]:
         # Methods that adapt are not used as received, so their best round is not ranked.
         _best(ranked=not adapting),
         *_COSTS,
+        *([_clock()] if any(run.clock is not None for run in runs) else []),
     )
 
 

@@ -2,9 +2,9 @@
 
 import tomllib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from promptfed.core import options
 from promptfed.core.errors import PromptFedError, choice
@@ -48,9 +48,17 @@ PROFILES = {
 }
 
 
-def read_profile(name: str, changes: Sequence[str] = ()) -> Profile:
+Kind = TypeVar("Kind", bound=Profile)
+
+
+def alone(profile: Kind) -> Kind:
+    """Return the profile of clients that send nothing: nobody waits for them."""
+    return replace(profile, latency_ms=0.0, dropout=0.0, hours=24.0)
+
+
+def read_profile(name: str, changes: Sequence[str] = (), where: str = "--profile") -> Profile:
     """Return the profile of this name or in this TOML file, with `changes` of the form KEY=NUMBER."""
-    given: dict[str, Any] = asdict(PROFILES[name]) if name in PROFILES else _read(name)
+    given: dict[str, Any] = asdict(PROFILES[name]) if name in PROFILES else _read(name, where)
     for change in changes:
         key, _, value = change.partition("=")
         try:
@@ -63,10 +71,10 @@ def read_profile(name: str, changes: Sequence[str] = ()) -> Profile:
     return options.make(Profile, given, "profile")
 
 
-def _read(name: str) -> dict[str, Any]:
+def _read(name: str, where: str) -> dict[str, Any]:
     path = Path(name)
     if path.suffix != ".toml":
-        raise choice("profile", name, PROFILES, "--profile; or give a .toml file")
+        raise choice("profile", name, PROFILES, f"{where}; or give a .toml file")
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from promptfed.analysis.network.links import PROFILES, Profile, read_profile
+from promptfed.core import options
 from promptfed.core.errors import PromptFedError
+from promptfed.federation.clock.links import PROFILES, Profile, read_profile
+from promptfed.federation.clock.options import ClockOptions
 
 
 @pytest.mark.parametrize("name", PROFILES)
@@ -14,12 +16,17 @@ def test_shipped_profiles_keep_their_own_rules(name: str) -> None:
     assert read_profile(name) == PROFILES[name]
 
 
-def test_the_page_has_the_profiles() -> None:
+def test_the_page_has_the_keys_and_profiles() -> None:
     page = (Path(__file__).parents[3] / "docs" / "links.md").read_text(encoding="utf-8")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| `")]
+    keys = {cells[0].strip("`"): cells[1].strip("`") for cells in rows if cells[0].startswith("`clock.")}
+    own = options.defaults(ClockOptions).keys() - options.hints(Profile).keys()
+    assert keys.keys() == {f"clock.{key}" for key in own}
+    assert all(str(getattr(ClockOptions, key)).removesuffix(".0") == keys[f"clock.{key}"] for key in own)
     told = {
         key.strip("`"): [float(cell.split(", ")[place]) for cell in cells[1:4]]
         for cells in rows
+        if len(cells) == 5
         for place, key in enumerate(cells[0].split(", "))
     }
     assert told == {key: [asdict(one)[key] for one in PROFILES.values()] for key in asdict(PROFILES["mobile"])}
