@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from support.real_processes import note
 from support.three_sites import NAMES, OPEN, write_sites
 
 # Many processes import the same packages: compile them once, wherever bytecode is not written beside the sources.
@@ -33,6 +34,7 @@ def free_ports(count: int) -> list[int]:
 
 def promptfed(*words: object, cwd: Path) -> "subprocess.CompletedProcess[str]":
     """Run a command to its end."""
+    note()
     command = [sys.executable, "-m", "promptfed", *map(str, words)]
     return subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=280, check=False)
 
@@ -60,9 +62,11 @@ class Loopback:
     def start_command(self, name: str, *command: str, **environment: str) -> None:
         """Start a command in the background, at the head of its own process group."""
         with (self.folder / f"{name}.out").open("ab") as out:
-            self.processes[name] = subprocess.Popen(
+            process = subprocess.Popen(
                 command, cwd=self.folder, env=ENVIRONMENT | environment, stdout=out, stderr=out, start_new_session=True
             )
+        self.processes[name] = process
+        note(lambda: process.poll() is None)
 
     def start_all(self) -> None:
         """Start the server and all sites."""
