@@ -1,6 +1,5 @@
 """A site answers only what its coordinator has signed, and its audit log says to whom each answer went."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,18 +8,10 @@ import pytest
 
 from promptfed.sites import wire
 from promptfed.sites.audit_check import check_audit
-from promptfed.sites.child_process import Child
-from promptfed.sites.identity import STARTUP
-from promptfed.sites.signed_requests import SIGNED, UNSIGNED, Signer, asker
+from promptfed.sites.signed_requests import SIGNED, UNSIGNED, asker
 from promptfed.sites.wire import Header, Message, Refused
-from promptfed.sites.worker_command import worker_command
-from support.certificates import certificate, private_key
+from support.real_worker import name_coordinator, sign, signer, site_process
 from support.three_sites import recipe, workers
-
-
-def signer(name: str = "localhost", authority: str = "authority", days: int = 1) -> Signer:
-    """Return someone who signs with a certificate of that authority."""
-    return Signer(certificate(name, authority, days).decode(), private_key(name))
 
 
 def asked(**more: object) -> Header:
@@ -33,13 +24,8 @@ def asked(**more: object) -> Header:
 def home(tmp_path: Path) -> Path:
     """Return the home of a site whose coordinator is "localhost"."""
     worker = workers(tmp_path)["north"]
-    config = {"servers": [{"identity": "localhost"}]}
-    (worker.home / STARTUP / "fed_client.json").write_text(json.dumps(config))
+    name_coordinator(worker.home)
     return worker.home
-
-
-def sign(head: Header, by: Signer) -> Header:
-    return head | {SIGNED: by.sign(head)}
 
 
 FORGED: dict[str, tuple[Callable[[], Header], str]] = {
@@ -62,21 +48,21 @@ def test_what_the_coordinator_has_not_signed_is_refused(name: str, home: Path) -
         asker(home, head())
 
 
-def test_the_worker_of_a_real_site_answers_its_coordinator_alone(home: Path, tmp_path: Path) -> None:
-    data = str(tmp_path / "north.npz")
-    child = Child(worker_command("north", home, data, "cpu", signed=True), tmp_path / "worker.log")
+@pytest.mark.real_processes
+def test_the_worker_of_a_real_site_answers_its_coordinator_alone(tmp_path: Path) -> None:
+    worker = workers(tmp_path)["north"]
+    with site_process(worker) as child:
 
-    def answer(head: Header) -> Any:
-        return wire.unpack(child.ask(wire.pack(Message(head, {}))), 2**30).head
+        def answer(head: Header) -> Any:
+            return wire.unpack(child.ask(wire.pack(Message(head, {}))), 2**30).head
 
-    try:
-        assert answer(asked())["error"] == UNSIGNED
+        for given, sentence in FORGED.values():
+            assert sentence in answer(given())["error"]
         head = sign(asked(), signer())
         assert answer(head)["classes"] == ["dark", "light"]
-    finally:
-        child.close()
-    found = check_audit(home)
+    found = check_audit(worker.home)
     assert found.problems == []
-    assert [record["to"] for record in found.records] == [None, asker(home, head)]
-    assert [record["error"] for record in found.records] == [UNSIGNED, None]
-    assert [record["request"] for record in found.records] == [None, head[SIGNED]["signature"]]
+    *forged, last = found.records
+    assert [record["to"] for record in forged] == [None] * len(FORGED)
+    assert [record["request"] for record in forged] == [None] * len(FORGED)
+    assert (last["to"], last["request"]) == (asker(worker.home, head), head[SIGNED]["signature"])
