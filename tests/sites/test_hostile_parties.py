@@ -15,7 +15,7 @@ import pytest
 
 from promptfed.sites.provisioning import ADMIN
 from support.bad_answers import ANSWER_MB, BAD, IMPLAUSIBLE
-from support.hostile_site import HEAVY, PLAN, put_in
+from support.hostile_site import BAD_ANSWERS, HEAVY, PLAN, Harm
 from support.loopback import Loopback, rounds, until
 from support.peaks import Peaks
 from support.three_sites import SETTINGS, lines, server_tree
@@ -48,10 +48,10 @@ def test_a_hostile_coordinator_and_a_hostile_site_do_no_harm(tmp_path: Path) -> 
     federation = Loopback(tmp_path, f"answer_mb = {ANSWER_MB}", "min_sites = 2", "round_seconds = 15")
     run, peaks = tmp_path / "run", Peaks()
     try:
-        federation.start("server", "start", **put_in(tmp_path / "hostile server", HOSTILE_SERVER))
+        federation.start("server", "start", **Harm(tmp_path / "hostile server", text=HOSTILE_SERVER).environment)
         federation.join("north")
         federation.join("south")
-        federation.join("west", **put_in(tmp_path / "hostile site"))
+        federation.join("west", **Harm(tmp_path / "hostile site", BAD_ANSWERS).environment)
         words = ("fedavg", f"rounds={1 + len(PLAN)}", "device=cpu", *SETTINGS["fedavg"], "evaluate.after=false")
         federation.start("run", "run", *words, "--out", "run")
         command = federation.processes["run"]
