@@ -86,7 +86,7 @@ def joining(folder: Path, kit: Path, *more: object) -> Iterator["subprocess.Pope
     command = [sys.executable, "-m", "promptfed", "sites", "join", str(kit), "--data", str(data), *map(str, more)]
     with (folder / "out").open("wb") as out:
         process = subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stdout=out, stderr=out)
-    note(lambda: process.poll() is None)
+    note(process)
     try:
         yield process
     finally:

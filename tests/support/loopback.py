@@ -34,9 +34,15 @@ def free_ports(count: int) -> list[int]:
 
 def promptfed(*words: object, cwd: Path) -> "subprocess.CompletedProcess[str]":
     """Run a command to its end."""
-    note()
     command = [sys.executable, "-m", "promptfed", *map(str, words)]
-    return subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=280, check=False)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=cwd, env=ENVIRONMENT, stdout=pipe, stderr=pipe, text=True) as process:
+        note(process)
+        try:
+            out, err = process.communicate(timeout=280)
+        finally:
+            process.kill()
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 class Loopback:
@@ -63,10 +69,15 @@ class Loopback:
         """Start a command in the background, at the head of its own process group."""
         with (self.folder / f"{name}.out").open("ab") as out:
             process = subprocess.Popen(
-                command, cwd=self.folder, env=ENVIRONMENT | environment, stdout=out, stderr=out, start_new_session=True
+                list(command),
+                cwd=self.folder,
+                env=ENVIRONMENT | environment,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
             )
         self.processes[name] = process
-        note(lambda: process.poll() is None)
+        note(process)
 
     def start_all(self) -> None:
         """Start the server and all sites."""

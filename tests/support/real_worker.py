@@ -45,9 +45,10 @@ def site_process(worker: Worker, *, signed: bool = True) -> Iterator[Child]:
     name_coordinator(worker.home)
     command = worker_command(worker.site, worker.home, worker.data, "cpu", signed=signed)
     child = Child(command, worker.home / "worker.log")
-    note(lambda: child.process is not None and child.process.poll() is None)
     try:
         child.start()
+        assert child.process is not None
+        note(child.process)
         yield child
     finally:
         child.close()
