@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +13,17 @@ import torch
 from promptfed.core.tree import Tree
 from promptfed.data import open_dataset
 from promptfed.data.digest import digest_images
+from promptfed.sites import wire
 from promptfed.sites.audit_check import check_audit
 from promptfed.sites.audit_log import read_head
+from promptfed.sites.identity import load_identity
+from promptfed.sites.signed_requests import SIGNED, asker
+from promptfed.sites.wire import Header, Message
 from support.bad_recipes import BAD_RECIPES
-from support.real_worker import RealSite
+from support.certificates import write_certificates
+from support.forged_requests import FORGED, SIGNED_RUN, asked
+from support.masked_worker import EVERYONE, CuriousAtADistance
+from support.real_worker import RealSite, sign, signer
 from support.three_sites import OPEN, furthest, recipe
 
 pytestmark = pytest.mark.real_processes
@@ -23,6 +31,7 @@ pytestmark = pytest.mark.real_processes
 TERMS = OPEN + 'methods = ["fedavg"]\nbackbones = ["cnn"]\n[guards]\nclip = 1.0\nnoise = 4.0\nepsilon_for_life = 4.0\n'
 NOISY = ("guards.clip=1", "guards.noise=4", "guards.entropy=system")
 SMALL = "min_test = 1\n"  # north has three test images
+SUM_OPENED = "it has already helped to open another sum of this round"
 COUNTS = {"tested.correct", "tested.count"}
 
 
@@ -34,9 +43,26 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealSite]:
         yield made
 
 
-def refusals(site: RealSite, *asked: tuple[str, str]) -> None:
+def test_a_sites_process_answers_its_coordinator_alone(site: RealSite) -> None:
+    site.agree(OPEN)
+
+    def answer(head: Header) -> Any:
+        return wire.unpack(site.child.ask(wire.pack(Message(head, {}))), 2**30).head
+
+    for given, sentence in FORGED.values():
+        assert sentence in answer(given())["error"]
+    head = sign(asked(), signer())
+    assert answer(head)["classes"] == ["dark", "light"]
+    found = check_audit(site.home)
+    assert found.problems == []
+    *forged, last = [record for record in found.records if record["run"] == SIGNED_RUN]
+    assert [(record["to"], record["request"]) for record in forged] == [(None, None)] * len(FORGED)
+    assert (last["to"], last["request"]) == (asker(site.home, head), head[SIGNED]["signature"])
+
+
+def refusals(site: RealSite, *recipes: tuple[str, str]) -> None:
     """Ask for runs of these recipes; each is refused with its sentence."""
-    for number, (text, sentence) in enumerate(asked):
+    for number, (text, sentence) in enumerate(recipes):
         assert sentence in site.ask("hello", run=f"refused-{number}", recipe=text).head["error"]
         assert not (site.home / "runs" / f"refused-{number}").exists()
 
@@ -151,3 +177,82 @@ def test_a_site_tells_classes_and_sizes_but_only_a_salted_digest_of_its_images(s
     assert (told["classes"], told["shape"], told["train"], told["test"]) == (["dark", "light"], [32, 32], 11, 3)
     assert len(told["sources"]["images"]) == 64
     assert told["sources"]["images"] != digest_images(open_dataset(f"npz:{site.folder / 'north.npz'}"))
+
+
+# -- under masks ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def curious(site: RealSite) -> CuriousAtADistance:
+    """Return a coordinator that has made the keys of the other two sites itself.
+
+    Who has not listed their keys in [members] takes them when it meets them first.
+    """
+    return CuriousAtADistance(site)
+
+
+def test_the_keys_of_others_are_signed_and_known(site: RealSite, curious: CuriousAtADistance, tmp_path: Path) -> None:
+    curious.run = "keys"
+    site.agree(OPEN)
+    assert curious.hand_on(*EVERYONE) == ""  # from now on it knows both
+    assert curious.hand_on(*EVERYONE, identities=None) == "the keys of the other sites are not signed"
+    honest = dict(curious.signers)
+    try:
+        curious.signers[1] = honest[2]
+        assert curious.hand_on(*EVERYONE) == "one site takes part as several"
+        curious.signers[1] = load_identity(write_certificates(tmp_path / "second kit", "south"), "south")
+        assert curious.hand_on(*EVERYONE) == 'the key of "south" is not the one it had before'
+        listed = f'[members]\nsouth = "{honest[1].key}"\nwest = "{honest[2].key}"\n'
+        site.agree(OPEN + listed)
+        assert curious.hand_on(*EVERYONE) == 'its owner\'s terms do not list "south" with this key'
+    finally:
+        curious.signers |= honest
+    assert curious.hand_on(*EVERYONE) == ""
+
+
+def test_an_answer_is_hidden_among_enough_sites(site: RealSite, curious: CuriousAtADistance) -> None:
+    curious.run = "few"
+    site.agree(OPEN)
+    assert curious.hand_on(0) == "an answer would not be hidden among these sites"
+    site.agree("")
+    assert curious.hand_on(0, 1) == "its owner's terms ask for 3 sites in a sum, and these are 2"
+
+
+def test_a_round_has_one_answer_and_one_sum(site: RealSite, curious: CuriousAtADistance) -> None:
+    curious.run = "sums"
+    site.agree(OPEN)
+    curious.session()
+    assert "out of turn" in curious.fit().head["error"]  # a second answer under the same mask
+    assert "error" not in curious.reveal(*EVERYONE).head
+    curious.session()
+    assert curious.reveal(0, 1).head["error"] == SUM_OPENED
+    found = check_audit(site.home)
+    assert found.problems == []
+    fits = [record for record in found.records if (record["run"], record["kind"]) == ("sums", "fit")]
+    assert [set(record["tensors"]) for record in fits] == [{"masked"}, set(), {"masked"}]
+
+
+def test_sites_that_were_told_different_lists_open_nothing(site: RealSite, curious: CuriousAtADistance) -> None:
+    curious.run = "lists"
+    site.agree(OPEN)
+    curious.session()
+    own = curious.confirm(*EVERYONE)
+    other = curious.worker._masks._list().replace(b"[0, 1, 2]", b"[0, 1]", 1)
+    signed = {"0": own.head["confirmed"], "1": curious.signers[1].confirm(other), "2": None}
+    answer = curious.ask("reveal", confirmed=signed)
+    assert answer.head["error"] == "fewer than 2 sites have signed the list of those who have answered"
+    assert answer.tree == {}
+
+
+def test_two_runs_do_not_differ_by_one_site_but_two_rounds_may(site: RealSite, curious: CuriousAtADistance) -> None:
+    site.agree(OPEN + "min_change = 2\n")
+    (site.home / "company.json").unlink(missing_ok=True)
+    curious.run = "with-west"
+    assert curious.hand_on(*EVERYONE) == ""
+    curious.run = "without-west"
+    assert "only west would differ" in curious.hand_on(0, 1)
+    curious.run, curious.number = "with-west", 1
+    try:
+        assert curious.hand_on(0, 1) == ""  # a site may be lost: only noise helps
+    finally:
+        curious.number = 0

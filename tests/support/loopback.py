@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from promptfed.sites.provisioning import provision
 from support.real_processes import note
 from support.three_sites import NAMES, OPEN, write_sites
 
@@ -58,8 +59,7 @@ class Loopback:
         lines = [f"sites = [{names}]", f"port = {port}", f"admin_port = {admin_port}", *keys]
         (folder / "fed.toml").write_text("\n".join(lines))
         (folder / "terms.toml").write_text(OPEN)
-        made = promptfed("sites", "init", "fed.toml", cwd=folder)
-        assert made.returncode == 0, made.stderr
+        provision(folder / "fed.toml", folder / "federation")
 
     def start(self, name: str, *words: object, **environment: str) -> None:
         """Start one of our commands in the background."""
