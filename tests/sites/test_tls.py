@@ -2,8 +2,6 @@
 
 import datetime
 import json
-import socket
-import ssl
 import stat
 from collections.abc import Iterator
 from dataclasses import replace
@@ -31,7 +29,7 @@ from promptfed.sites.provisioning import provision
 from promptfed.sites.settings import read_federation
 from support.connect_proxy import ConnectProxy, connect_proxy
 from support.loopback import Loopback, promptfed, until
-from support.silent_connections import closed, listening, strangers
+from support.silent_connections import closed, handshake, listening, strangers
 from support.three_sites import NAMES, SETTINGS, furthest, server_tree, simulate
 
 PATIENCE = 240.0  # a dozen processes that import torch may share two busy cores with much else
@@ -132,21 +130,6 @@ def check_refusals(federation: Loopback, folder: Path) -> None:
     other = folder / "elsewhere" / "startup"
     assert handshake(port, root, other / "client.crt", other / "client.key") == "refused"
     assert handshake(port, root) == "refused"
-
-
-def handshake(port: int, root: Path, own: Path | None = None, key: Path | None = None) -> str:
-    """Dial the server with a certificate and its key, trusting it; return what it makes of us."""
-    context = ssl.create_default_context(cafile=root)
-    context.set_alpn_protocols(["h2"])
-    if own is not None:
-        context.load_cert_chain(own, key)
-    with socket.create_connection(("localhost", port), timeout=10) as plain:
-        try:
-            with context.wrap_socket(plain, server_hostname="localhost") as secured:
-                secured.settimeout(10)
-                return "accepted" if secured.recv(1) else "refused"  # HTTP/2 settings come without being asked for
-        except (ssl.SSLError, ConnectionError):
-            return "refused"
 
 
 def named(name: str) -> x509.Name:

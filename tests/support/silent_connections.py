@@ -1,9 +1,11 @@
-"""Strangers who connect to a coordinator without a certificate, and then say nothing."""
+"""Who connects to a coordinator: strangers who say nothing, and whoever has a certificate."""
 
 import contextlib
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from support.loopback import until
 
@@ -40,3 +42,18 @@ def strangers(ports: tuple[int, ...], count: int, patience: float) -> Iterator[l
         for connection in held[::2]:
             connection.sendall(HELLO)
         yield held
+
+
+def handshake(port: int, root: Path, own: Path | None = None, key: Path | None = None) -> str:
+    """Dial the server with a certificate and its key, trusting it; return what it makes of us."""
+    context = ssl.create_default_context(cafile=root)
+    context.set_alpn_protocols(["h2"])
+    if own is not None:
+        context.load_cert_chain(own, key)
+    with socket.create_connection(("localhost", port), timeout=10) as plain:
+        try:
+            with context.wrap_socket(plain, server_hostname="localhost") as secured:
+                secured.settimeout(10)
+                return "accepted" if secured.recv(1) else "refused"  # HTTP/2 settings come without being asked for
+        except (ssl.SSLError, ConnectionError, TimeoutError):
+            return "refused"
