@@ -34,6 +34,7 @@ def cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_names() -> None:
     assert sorted(DATASETS) == [
+        "caltech101",
         "celeba",
         "cifar10",
         "cifar100",
@@ -41,13 +42,18 @@ def test_the_names() -> None:
         "dermoscopic-fl",
         "dicom",
         "domainnet",
+        "eurosat",
         "fashion-mnist",
         "fashion-shops",
         "flowers102",
         "folder",
+        "food101",
         "hf",
         "npz",
         "office-caltech10",
+        "office31",
+        "oxford-pets",
+        "stanford-cars",
         "tiny-imagenet",
     ]
 

@@ -131,6 +131,7 @@ def test_a_short_context_starts_from_words_and_a_longer_one_anywhere() -> None:
         ({}, 3_555_072),
         ({"depth": 1}, 395_008),
         ({"coupled": False}, 23_040),
+        ({"coupled": False, "depth": 1, "tokens": 4}, 5_120),  # FedVLP in FedTPG's comparison
         (FedMaPLe.presets["ivlp"], 2_560),
     ],
 )

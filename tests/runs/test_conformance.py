@@ -16,10 +16,12 @@ from promptfed.methods.fedbabu import FedBABU
 from promptfed.methods.fedclip import FedCLIP
 from promptfed.methods.fedkgcoop import FedKgCoOp
 from promptfed.methods.fedmaple import FedMaPLe
+from promptfed.methods.fedmgp import FedMGP
 from promptfed.methods.fedmtl import FedMTL
 from promptfed.methods.fedotp import FedOTP
 from promptfed.methods.fedper import FedPer
 from promptfed.methods.fedpgp import FedPGP
+from promptfed.methods.fedpha import FedPHA
 from promptfed.methods.fedprox import FedProx
 from promptfed.methods.fedrep import FedRep
 from promptfed.methods.fedrod import FedRoD
@@ -44,6 +46,7 @@ from promptfed.methods.resnet_tuning import ResNetTuning
 from promptfed.methods.sgpt import SGPT
 from promptfed.methods.singleset_full import SingleSetFull
 from promptfed.methods.singleset_vpt import SingleSetVPT
+from promptfed.methods.trip import TRIP
 from promptfed.methods.vit_full import ViTFull
 from promptfed.methods.vit_tuning import ViTTuning
 from promptfed.runs.checks import PROMISES, check_method, toy_loop
@@ -117,8 +120,14 @@ VARIANTS: dict[str, Method] = {
     "fedtpg naming all classes": FedTPG(over="all", count="images", tokens=2, lr=0.02, batch=8),
     "fedotp": FedOTP(tokens=2, lr=0.02, batch=8),
     "fedotp with balanced transport": FedOTP(transport="balanced", tokens=2, lr=0.02, batch=8),
+    "trip": TRIP(experts=2, tokens=2, lr=0.01, batch=8),
+    "trip of mixed logits by SGD": TRIP(mix="logits", optimiser="sgd", span=0, tokens=2, lr=0.05, batch=8),
     "fedmaple": FedMaPLe(lr=0.02, batch=8),
     "fedmaple without maps": FedMaPLe(coupled=False, tokens=5, lr=0.02, batch=8),
+    "fedmgp": FedMGP(lr=0.02, epochs=1, batch=8),
+    "fedmgp of texts as released": FedMGP(diversity="released", groups=3, visual=0, tokens=5, lr=0.02, batch=8),
+    "fedpha": FedPHA(tokens=2, shortest=2, longest=2, lr=0.02, batch=8),
+    "fedpha with contexts of different lengths": FedPHA(space="null", shortest=1, longest=5, lr=0.02, batch=8),
     "pfedmoap": PFedMoAP(tokens=2, lr=0.02, epochs=1, batch=8),
     "pfedmoap with experts at random": PFedMoAP(select="random", experts=2, tokens=2, lr=0.02, epochs=1, batch=8),
     "pfedmoap without experts": PFedMoAP(experts=1, tokens=2, lr=0.02, epochs=1, batch=8),

@@ -118,8 +118,9 @@ def augmented(images: Tensor, draw: torch.Generator) -> Tensor:
 
 
 def _grey(images: Tensor) -> Tensor:
-    weights = torch.tensor(GREY, device=images.device).view(3, 1, 1)
-    return (images * weights).sum(-3, keepdim=True)
+    # with plain numbers: a tensor of them would be copied from the host, which a recorded step must not do
+    parts = [share * colour for share, colour in zip(GREY, images.unbind(-3), strict=True)]
+    return torch.stack(parts).sum(0).unsqueeze(-3)
 
 
 def _turned(images: Tensor, turn: Tensor) -> Tensor:

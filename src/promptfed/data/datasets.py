@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 from promptfed.core import options
 from promptfed.core.errors import PromptFedError, choice
 from promptfed.core.options import Count, Share, Whole
-from promptfed.data import celeba, dermoscopic, domainnet, flowers, office
+from promptfed.data import celeba, dermoscopic, domainnet, flowers, office, published
 from promptfed.data.archives import read_cifar10, read_cifar100, read_fashion_mnist, read_tiny_imagenet
 from promptfed.data.by_hand import register, status_of
 from promptfed.data.celeba import CelebA
@@ -28,6 +28,7 @@ from promptfed.data.own_photos import own_album, read_own
 from promptfed.data.parquet import HubParquet
 from promptfed.data.parsed import cached
 from promptfed.data.photos import Album
+from promptfed.data.published import Caltech101, EuroSAT, Food101, Office31, OxfordPets, StanfordCars
 from promptfed.data.shops import EMBEDDED, load_shops
 from promptfed.data.split import fewer
 
@@ -37,6 +38,7 @@ INSTALLED = {"fashion-mnist": Path("/usr/share/datasets/fashion-mnist")}
 
 # Data sets that may not be redistributed: what the user's copy must look like, and whether it comes in parts.
 BY_HAND: dict[str, tuple[Callable[[Path], object], bool]] = {
+    **{kind.name: (kind.find, False) for kind in published.ALL},
     CelebA.name: (celeba.read_identities, False),
     DermoscopicFL.name: (dermoscopic.check, True),
     DomainNet.name: (domainnet.check, False),
@@ -175,6 +177,7 @@ class CsvFile:
 
 
 _ALL: tuple[type[NamedDataset], ...] = (
+    Caltech101,
     CelebA,
     Cifar10,
     Cifar100,
@@ -182,13 +185,18 @@ _ALL: tuple[type[NamedDataset], ...] = (
     DermoscopicFL,
     Dicom,
     DomainNet,
+    EuroSAT,
     FashionMnist,
     FashionShops,
     Flowers102,
     Folder,
+    Food101,
     HubParquet,
     Npz,
+    Office31,
     OfficeCaltech10,
+    OxfordPets,
+    StanfordCars,
     TinyImageNet,
 )
 DATASETS: dict[str, type[NamedDataset]] = {kind.name: kind for kind in _ALL}

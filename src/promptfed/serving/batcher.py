@@ -79,9 +79,8 @@ class Batcher:
     async def _answer(self, loop: asyncio.AbstractEventLoop, thread: ThreadPoolExecutor, batch: list[_Waiting]) -> None:
         """Answer one batch; if it fails, image by image, so that nobody fails for another."""
         self.seen(len(batch))
-        images, rows = np.stack([one.image for one in batch]), [one.row for one in batch]
         try:
-            logits = await loop.run_in_executor(thread, self.answer, batch[0].served, rows, images)
+            logits = await loop.run_in_executor(thread, self._compute, batch)
         except Exception as error:
             if len(batch) == 1:
                 _settle(batch[0].logits, error)
@@ -92,6 +91,10 @@ class Batcher:
             return
         for one, found in zip(batch, logits, strict=True):
             _settle(one.logits, found)
+
+    def _compute(self, batch: list[_Waiting]) -> Tensor:
+        """Return a batch's logits; all of it, the copying of images too, is kept away from the event loop."""
+        return self.answer(batch[0].served, [one.row for one in batch], np.stack([one.image for one in batch]))
 
     def _take(self) -> list[_Waiting]:
         """Remove from the queue what makes the next batch: images of one bundle, whoever's they are."""

@@ -39,8 +39,9 @@ class Recorded:
         if served.device.type != "cuda" or size < len(rows) or served.row_bytes * size > mixed.ROOM:
             return mixed.answer(served, rows, images)
         with torch.inference_mode():
-            places = [min(place, len(rows) - 1) for place in range(size)]
-            fresh = _inputs(served, [rows[place] for place in places], images[places])
+            spare = size - len(rows)
+            full = np.concatenate([images, np.repeat(images[-1:], spare, 0)]) if spare else images
+            fresh = _inputs(served, [*rows, *[rows[-1]] * spare], full)
             known = self.graphs.setdefault(served, {})
             if size not in known:
                 known[size] = _record(served, fresh)
