@@ -16,7 +16,7 @@ from promptfed.data.digest import digest_images
 from promptfed.sites import wire
 from promptfed.sites.audit_check import check_audit
 from promptfed.sites.audit_log import read_head
-from promptfed.sites.identity import load_identity
+from promptfed.sites.identity import MEMBERS, load_identity
 from promptfed.sites.signed_requests import SIGNED, asker
 from promptfed.sites.wire import Header, Message
 from support.bad_recipes import BAD_RECIPES
@@ -184,10 +184,7 @@ def test_a_site_tells_classes_and_sizes_but_only_a_salted_digest_of_its_images(s
 
 @pytest.fixture(scope="module")
 def curious(site: RealSite) -> CuriousAtADistance:
-    """Return a coordinator that has made the keys of the other two sites itself.
-
-    Who has not listed their keys in [members] takes them when it meets them first.
-    """
+    """Return a coordinator that has made the keys of the other two sites itself."""
     return CuriousAtADistance(site)
 
 
@@ -196,18 +193,21 @@ def test_the_keys_of_others_are_signed_and_known(site: RealSite, curious: Curiou
     site.agree(OPEN)
     assert curious.hand_on(*EVERYONE) == ""  # from now on it knows both
     assert curious.hand_on(*EVERYONE, identities=None) == "the keys of the other sites are not signed"
-    honest = dict(curious.signers)
+    honest, met = dict(curious.signers), site.home / MEMBERS
+    listed = f'[members]\nsouth = "{honest[1].key}"\nwest = "{honest[2].key}"\n'
     try:
         curious.signers[1] = honest[2]
         assert curious.hand_on(*EVERYONE) == "one site takes part as several"
         curious.signers[1] = load_identity(write_certificates(tmp_path / "second kit", "south"), "south")
         assert curious.hand_on(*EVERYONE) == 'the key of "south" is not the one it had before'
-        listed = f'[members]\nsouth = "{honest[1].key}"\nwest = "{honest[2].key}"\n'
+        met.unlink()
         site.agree(OPEN + listed)
         assert curious.hand_on(*EVERYONE) == 'its owner\'s terms do not list "south" with this key'
+        site.agree(OPEN)
+        assert curious.hand_on(*EVERYONE) == ""  # it has not met south, and its owner has not listed it
     finally:
         curious.signers |= honest
-    assert curious.hand_on(*EVERYONE) == ""
+        met.unlink()
 
 
 def test_an_answer_is_hidden_among_enough_sites(site: RealSite, curious: CuriousAtADistance) -> None:
