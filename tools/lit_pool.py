@@ -66,6 +66,7 @@ ALBUMS = {
     "cub": Album("*/CLASS/*.jpg", 22, 144),
     "imagenette": Album("*/CLASS/*.JPEG", 200, 160),
 }
+WORDS = "tiny-imagenet/tiny-imagenet-200/words.txt"
 PETS = "oxford-pets-datasets/data/annotations"
 FLOWERS_TEST = ("flowers/valid/CLASS/*.jpg", "flowers/test/CLASS/*.jpg")
 BENCHES = {
@@ -119,6 +120,20 @@ def known_names(raw: Path, name: str) -> dict[str, str]:
     clearer = CLEARER["imagenet"]
     names = {code: clearer.get(code, clearer.get(name, name)) for code, name in rows.values()}
     return {number: names[code] for number, (code, _) in rows.items()} if name == "imagenet" else names
+
+
+def synonyms(raw: Path, pool: Path) -> dict[str, list[str]]:
+    """Return other names of ImageNet's classes in the pool, from Tiny-ImageNet's words.txt if it is there."""
+    file, index = raw / WORDS, raw / "imagenet" / "imagenet_class_index.json"
+    lines = file.read_text("utf-8").splitlines() if file.is_file() else []
+    words = dict(line.split("\t") for line in lines)
+    rows = json.loads(index.read_text("utf-8")) if index.is_file() else {}
+    found: dict[str, set[str]] = defaultdict(set)
+    for known in sorted(pool.glob("*/classes.json")):
+        for folder, name in json.loads(known.read_text("utf-8")).items():
+            code = rows[folder][0] if known.parent.name == "imagenet" else folder[:CODE]
+            found[name] |= {word.strip().lower() for word in words.get(code, name).split(",")} - {name}
+    return {name: sorted(others) for name, others in sorted(found.items()) if others}
 
 
 def called(known: dict[str, str], folder: str) -> str:
@@ -272,6 +287,7 @@ def gather(raw: Path, out: Path, cifar: Path | None, keep_out: list[Path]) -> di
         stem = cifar.name.partition(".")[0]
         note("pool", stem, write_cifar(cifar, out / "pool" / f"{stem}.npz", others))
     write_json(out / "pool" / "pool.json", made)
+    write_json(out / "pool" / "synonyms.json", synonyms(raw, out / "pool"))
     return made
 
 

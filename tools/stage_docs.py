@@ -16,9 +16,10 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[1]
 STAGED = ROOT / "build" / "docs"
-COPIED = (".png", ".jpg", ".svg", ".css")
+COPIED = (".png", ".jpg", ".svg", ".css", ".js")
+ASIDE = ("table.md", "recipes.md")  # beside a page of results; the search leaves them out
 LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json"}
-FENCED = re.compile(r"(^```.*?^```$)", re.M | re.S)
+FENCED = re.compile(r"(^`{3,}.*?^`{3,}$)", re.M | re.S)
 LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
 CODE = re.compile(r"`[^`\n]+`")
 UNSEARCHED = "---\nsearch: {exclude: true}\n---\n\n"
@@ -88,7 +89,7 @@ def stage(root: Path, out: Path) -> list[PurePosixPath]:
     """Write all pages and what they link to; return their paths in the repository."""
     shutil.rmtree(out, ignore_errors=True)
     docs = root / "docs"
-    first = [*root.glob("*.md"), *docs.rglob("*.md"), *docs.rglob("*.ipynb"), *docs.glob("*.css")]
+    first = [*root.glob("*.md"), *docs.rglob("*.md"), *docs.rglob("*.ipynb"), *docs.glob("*.css"), *docs.glob("*.js")]
     waiting = [PurePosixPath(path.relative_to(root).as_posix()) for path in sorted(first)]
     done: list[PurePosixPath] = []
     while waiting:
@@ -110,7 +111,7 @@ def stage(root: Path, out: Path) -> list[PurePosixPath]:
             target.write_text(rewritten(path, text) + download, encoding="utf-8")
         elif path.suffix == ".md":
             waiting += links(path, text)
-            aside = UNSEARCHED if path.name == "table.md" else ""
+            aside = UNSEARCHED if path.name in ASIDE else ""
             target.write_text(aside + rewritten(path, text), encoding="utf-8")
         else:
             target.write_text(shown(path, text), encoding="utf-8")

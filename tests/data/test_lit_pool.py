@@ -108,6 +108,9 @@ def test_an_image_of_a_benchmark_set_or_a_kept_out_zip_is_not_in_the_pool(
 
 
 def test_classes_of_the_pool_have_english_names(tool: ModuleType, raw: Path, tmp_path: Path) -> None:
+    words = "n01440764\ttench, Tinca tinca\nn02112018\ttoy dog, toy\nn00001740\tentity\n"
+    write_text(raw / "tiny-imagenet/tiny-imagenet-200/words.txt", words)
+    put(raw / "tiny-imagenet/tiny-imagenet-200/train/n01440764/images/a.JPEG", 340)
     tool.gather(raw, tmp_path / "out", None, [])
     names = {
         name: json.loads((tmp_path / f"out/pool/{name}/classes.json").read_text("utf-8"))
@@ -116,6 +119,8 @@ def test_classes_of_the_pool_have_english_names(tool: ModuleType, raw: Path, tmp
     assert names["imagenet"] == {"0": "tench", "1": "crane bird", "2": "construction crane"}
     assert names["dogs"] == {"n02112018-Toy_dog": "toy dog"}
     assert names["cub"] == {"002.Laysan_Albatross": "laysan albatross"}
+    synonyms = json.loads((tmp_path / "out/pool/synonyms.json").read_text("utf-8"))
+    assert synonyms == {"tench": ["tinca tinca"], "toy dog": ["toy"]}
 
 
 def test_two_classes_of_one_name_are_refused(tool: ModuleType, raw: Path, tmp_path: Path) -> None:

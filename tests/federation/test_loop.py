@@ -186,6 +186,19 @@ def test_summary_adds_up(tmp_path: Path) -> None:
     assert (found["seconds"], found["images_per_second"], found["seed"]) == (4.0, 10.0, 0)
 
 
+def test_the_first_round_that_is_nearly_as_good_as_the_best(tmp_path: Path) -> None:
+    assert summary([0.5, 0.76, None, 0.8, 0.7], tmp_path)["rounds95"] == 2  # 0.95 × 0.8 = 0.76
+    assert summary([0.5, 0.75, None, 0.8, 0.7], tmp_path)["rounds95"] == 4
+
+
+def test_where_only_the_servers_model_is_tested_it_is_that_ones(tmp_path: Path) -> None:
+    record = Record(tmp_path)
+    record.rounds = [line(1, None), line(2, None), line(3, 0.9, 0.9)]
+    for number, value in enumerate((0.2, 0.58, 0.6)):
+        record.rounds[number]["deployed"] = {"all": value}
+    assert summarise(record, {}, None, None)["rounds95"] == 2
+
+
 def test_the_first_of_equals_is_best(tmp_path: Path) -> None:
     assert summary([0.5, 0.6, 0.6], tmp_path)["accuracy"]["best_round"] == 2
 

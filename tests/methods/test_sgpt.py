@@ -20,7 +20,7 @@ from promptfed.data.batches import Pool, Shards
 from promptfed.data.dataset import Dataset
 from promptfed.data.features import constants_of
 from promptfed.methods.sgpt import HEAD, SGPT
-from support.toy_clip import assert_close, normal
+from support.toy_clip import NAMES, NET, assert_close, normal
 from support.toys import BLACK, WHITE, Linear, dataset, rng, shares, task
 
 VIT = ViT.random((3, 8, 8), 3, width=16, depth=2, heads=2, patch=4, precision="fp32")
@@ -228,6 +228,12 @@ def test_what_travels(preset: str, classes: int, floats: int) -> None:
 def test_what_does_not_fit_is_refused(method: SGPT, sentence: str) -> None:
     with pytest.raises(PromptFedError, match=sentence):
         method.init_server(REAL, rng())
+
+
+def test_a_projected_transformer_is_refused() -> None:
+    clip = Task(NET, NAMES, 3)
+    with pytest.raises(PromptFedError, match=r"^sgpt reads a transformer's own features, without a projection;"):
+        SGPT(shared=1, grouped=0).init_server(clip, rng())
 
 
 def test_a_network_without_patches_is_refused() -> None:

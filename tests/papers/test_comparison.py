@@ -16,7 +16,7 @@ from promptfed.papers.comparison import (
     pool,
     with_quality,
 )
-from promptfed.runs.cells import PrintedFigure
+from promptfed.runs.rows import PrintedFigure
 from support.comparisons import cell, entry, measured, rounds_of, summary
 
 
@@ -177,3 +177,29 @@ def test_measures_that_cannot_be_read(tmp_path: Path) -> None:
         (tmp_path / "quality.json").write_text(damaged)
         with pytest.raises(PromptFedError, match=r"quality\.json is damaged; run promptfed quality .* again\."):
             with_quality(summary(0.5), tmp_path)
+
+
+# -- measures of the field's tables ---------------------------------------------------------------------------------
+
+
+def test_the_server_on_seen_and_unseen_domains_and_elsewhere_and_newcomers() -> None:
+    made = summary(0.5)
+    made["accuracy"] |= {"deployed": {"all": 0.6, "a": 0.8, "b": 0.6, "c": 0.1}, "newcomers": 0.25}
+    made["accuracy"]["elsewhere"] = {"one": 0.2, "two": 0.4}
+    found = {name: headline(made, name)["mean"] for name in ("deployed", "seen", "unseen", "elsewhere", "newcomers")}
+    assert found == pytest.approx({"deployed": 0.5, "seen": 0.7, "unseen": 0.1, "elsewhere": 0.3, "newcomers": 0.25})
+    assert headline(made, "unseen")["per_client"] == [0.8, 0.6, 0.1]
+    assert headline(made, "elsewhere")["per_client"] == [0.2, 0.4]
+    assert headline(summary(0.5), "unseen") == {"mean": None, "per_client": []}
+
+
+def test_what_a_run_cost() -> None:
+    made = summary(0.5, 0.7) | {"seconds": 12.5, "rounds95": 2, "peak_memory_bytes": 3 * 10**9}
+    made["accuracy"]["worst"] = 0.5
+    made["traffic"] |= {"down_bytes": 1_500_000, "up_bytes": 500_000}
+    names = ("worst", "sent", "seconds", "memory", "rounds95", "epsilon")
+    found = pool({0: made, 1: made | {"rounds95": 4}}, {}, 1, beside=names)["beside"]
+    assert found == {"worst": 50.0, "sent": 2.0, "seconds": 12.5, "memory": 3.0, "rounds95": 3, "epsilon": None}
+    private = made | {"privacy": {"epsilon": [0.5, 2.0]}}
+    assert pool({0: private}, {}, 1, beside=("epsilon",))["beside"] == {"epsilon": 2.0}
+    assert pool({0: summary(0.5) | {"seconds": 1.0}}, {}, 1, beside=("memory",))["beside"] == {"memory": None}

@@ -10,7 +10,7 @@ from promptfed.core.errors import PromptFedError
 from promptfed.papers.comparison import CellResult, Comparison, agreement, difference, paper_result, pool
 from promptfed.papers.remarks import failures, remarks
 from promptfed.papers.rendering import read_table, to_csv, to_latex, to_markdown, views, write_table
-from promptfed.runs.cells import PrintedFigure
+from promptfed.runs.rows import PrintedFigure
 from support.comparisons import cell, entry, measured, rounds_of, summary
 
 

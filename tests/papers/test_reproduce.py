@@ -330,3 +330,30 @@ def test_a_damaged_file_of_timings_is_reported_before_anything_runs(
     (tmp_path / "sittings.jsonl").write_text("{")
     done = run(table, tmp_path)
     assert (done.code, "is damaged; remove it" in done.err, counted) == (2, True, [])
+
+
+def test_one_columns_grid_decides_for_all(table: Path, tmp_path: Path, counted: list[str]) -> None:
+    table.write_text('tune_on = "iid"\n' + table.read_text(encoding="utf-8"), encoding="utf-8")
+    out = tmp_path / "out"
+    assert run(table, out, "--tune", "--only", "fedavg").code == 0
+    assert sorted(one.name for one in (out / "tune").iterdir()) == ["iid"]
+    first, second = (entry["tuned"] for entry in read_table(out)["rows"])
+    assert first is not None
+    assert second is not None
+    assert (first["setting"], first["grid"]) == (second["setting"], second["grid"])
+    assert first["ours"]["mean"] != second["ours"]["mean"]
+    rate = first["setting"]["method.lr"]  # 0.05 is the table's own; the grid has 0.1 and 0.001
+    assert {path.parts[-4] for path in out.glob("tuned/*/*/*/seed0")} == {"dirichlet", "iid"}
+    assert sorted(counted) == sorted(
+        [f"{one}/fedavg, seed 0" for one in ("iid", "dirichlet")]
+        + [f"iid/fedavg, method.lr={tried}" for tried in (0.1, 0.001)]
+        + [f"{one}/fedavg method.lr={rate}, seed 0" for one in ("iid", "dirichlet")]
+    )
+
+
+def test_one_row_alone_is_changed(table: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run(table, out, "--columns", "iid", "local:method.lr=0.2").code == 0
+    assert "`method.lr`: 0.1 → 0.2 (iid/local)." in read_table(out)["deviations"]
+    wrong = run(table, out, "locl:method.lr=0.2")
+    assert (wrong.code, 'did you mean "local"?' in wrong.err) == (2, True)

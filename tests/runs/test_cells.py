@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from promptfed.core.errors import PromptFedError
-from promptfed.runs.cells import PrintedFigure, merge, read_cells
+from promptfed.runs.cells import read_cells
+from promptfed.runs.rows import PrintedFigure
+from promptfed.runs.table_parts import merge
 
 TABLE = """
 title = "A table"
@@ -90,8 +92,8 @@ def test_measures_beside_the_mean(tmp_path: Path) -> None:
     wanted = ("mean", "worst", "base", "novel", "hm")
     text = f"measures = {list(wanted)}"
     assert read_cells(write(tmp_path, text + TABLE), "small").measures == wanted
-    for wrong in (["mean", "worst", "worst"], ["worst"], ["mean", "weighted", "worst"], ["deployed", "worst"]):
-        with pytest.raises(PromptFedError, match=r'or "mean" with some of worst, p10'):
+    for wrong in (["mean", "worst", "worst"], ["worst"], ["mean", "weighted", "worst"], ["trained", "worst"]):
+        with pytest.raises(PromptFedError, match=r"or one of mean, .* with some of worst, p10"):
             read_cells(write(tmp_path, f"measures = {wrong}" + TABLE), "small")
 
 

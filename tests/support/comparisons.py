@@ -11,7 +11,8 @@ from promptfed.papers.comparison import (
     pool,
     with_quality,
 )
-from promptfed.runs.cells import PrintedFigure, TableCell, TableColumn, TableRow
+from promptfed.runs.cells import TableCell, TableColumn
+from promptfed.runs.rows import PrintedFigure, TableRow
 
 
 def summary(*clients: float | None, after: float | None = None, partition: str = "p", recipe: str = "r") -> Any:

@@ -10,6 +10,7 @@ import typer
 from promptfed.analysis.figures import FIGURES
 from promptfed.cli.arguments import Dirs, Form, Format, existing, print_sentences, print_table, show_runs
 from promptfed.cli.terminal import say
+from promptfed.core.errors import PromptFedError
 
 if TYPE_CHECKING:
     from promptfed.results.report import RunFolder
@@ -80,6 +81,9 @@ def compare(
             metavar="TABLE",
         ),
     ] = None,
+    benchmark: Annotated[
+        str | None, typer.Option(help="Rank them among committed results: field.", metavar="NAME")
+    ] = None,
     form: Form = None,
 ) -> None:
     """Print run folders as one table; runs that differ only in their seed become mean ± std.
@@ -88,10 +92,16 @@ def compare(
 
         promptfed compare runs
         promptfed compare runs/pfedpt --paper pfedpt/t1-cifar10 --format latex
+        promptfed compare runs/mine --benchmark field
     """
     from promptfed.results.report import across, read_run, run_folders
 
     folders = run_folders(dirs)
+    if benchmark is not None:
+        if measure is not None or paper is not None:
+            raise PromptFedError("--benchmark has its columns' own measures: leave out --measure and --paper.")
+        _rank_in(benchmark, [read_run(folder) for folder in folders], form)
+        return
     if measure is None and paper is None:
         show_runs(folders, form)
         return
@@ -112,6 +122,18 @@ def _compare_with(paper: str, runs: "Sequence[RunFolder]", measure: Accuracy | N
     printed, deviations = match_runs(table, runs)
     print_table(across(runs, str(measure or compared_measure(table)), printed), form)
     print_sentences("Deviations from the paper", deviations, form)
+
+
+def _rank_in(name: str, runs: "Sequence[RunFolder]", form: Format | None) -> None:
+    """Print runs among a benchmark's committed results, and how they differ from these."""
+    from promptfed.papers.benchmark import rank_runs, read_benchmark
+
+    tables, notes = rank_runs(read_benchmark(name), runs)
+    for title, table in tables:
+        if form not in (Format.latex, Format.csv):
+            typer.echo(f"{title}\n")
+        print_table(table, form)
+    print_sentences("Differences from the committed results", notes, form)
 
 
 def report(

@@ -1,8 +1,11 @@
 """What the lines of all rounds come to: the content of summary.json."""
 
+from collections.abc import Sequence
+
 from promptfed.federation.evaluate import Score
 from promptfed.results.folder.record import Line, Record
 
+NEARLY = 0.95
 BEYOND = ("sets", "hm", "cm")  # scores on other images than a client's own
 
 
@@ -48,9 +51,21 @@ def summarise(record: Record, about: Line, adapted: Line | None, after: Score | 
             "down_bytes": sum(line["traffic"]["down_bytes"] for line in rounds),
             "up_bytes": sum(line["traffic"]["up_bytes"] for line in rounds),
         },
+        "rounds95": _nearly(scored, rounds),
         "seconds": round(seconds, 3),
         "images_per_second": round(sum(line["images"] for line in rounds) / seconds, 1) if seconds else 0.0,
     }
+
+
+def _nearly(scored: Sequence[Line], rounds: Sequence[Line]) -> int | None:
+    """Return the first tested round with 95 % of the best one's accuracy: of the clients, or of the server's model.
+
+    It is of those models that more rounds were tested with, of the clients' if as many; `scored` are these rounds.
+    """
+    clients = {line["round"]: line["received"]["mean"] for line in scored}
+    server = {line["round"]: line["deployed"]["all"] for line in rounds if line.get("deployed")}
+    curve = max(clients, server, key=len)
+    return next((number for number, value in curve.items() if value >= NEARLY * max(curve.values())), None)
 
 
 def _mean_of_last(scored: Score, count: int) -> float | None:

@@ -65,7 +65,12 @@ class SGPT(Method):
             )
         if self.groups > width:
             raise PromptFedError(f"method.groups={self.groups} is more than the backbone's width; set at most {width}.")
-        server = {"shared": torch.zeros(self.shared, width)} | task.backbone.head(rng)
+        head = task.backbone.head(rng)
+        if head["head.weight"].shape[-1] != width:
+            raise PromptFedError(
+                "sgpt reads a transformer's own features, without a projection; set backbone.name=vit."
+            )
+        server = {"shared": torch.zeros(self.shared, width)} | head
         if not self.grouped:
             return server
         prompts = init_prompt(width, self.groups, rng("groups"), self.grouped)

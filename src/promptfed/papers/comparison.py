@@ -16,10 +16,13 @@ from promptfed.core.files import unsealed
 from promptfed.core.statistics import rank_correlation
 from promptfed.results.folder import names
 from promptfed.results.folder.reader import per_domain
-from promptfed.runs.cells import PrintedFigure, TableCell
+from promptfed.runs.cells import COSTS, TableCell
+from promptfed.runs.rows import PrintedFigure
 
 FAR = 3.0  # a larger difference from the paper, in points, is listed
 FEWEST = 3  # methods needed to compare their order
+# by what a grid's best point is chosen, where it is not by what the table measures: that would be looking ahead
+CHOSEN_BY = {"unseen": "seen", "elsewhere": "deployed", "newcomers": "mean"}
 
 
 class ClientTraffic(TypedDict):
@@ -117,6 +120,34 @@ class Heading(TypedDict):
     clients: list[str]
 
 
+class CellStatistics(TypedDict):
+    """One cell over its seeds, in points; an error needs two seeds, a difference one that both rows have."""
+
+    column: str
+    row: str
+    mean: float | None
+    error: float | None  # standard error of the mean
+    difference: float | None  # to the baseline, the mean over the seeds that both have
+    difference_error: float | None  # its standard error
+    rank: float | None  # in its column, 1 the best; equals share theirs
+
+
+class RowStatistics(TypedDict):
+    """One row over the columns in which it has a result."""
+
+    row: str
+    rank: float  # the mean of its ranks
+    columns: int
+
+
+class TableStatistics(TypedDict):
+    """The statistics of a table."""
+
+    baseline: str
+    cells: list[CellStatistics]
+    rows: list[RowStatistics]
+
+
 class Comparison(TypedDict):
     """The content of table.json."""
 
@@ -131,6 +162,8 @@ class Comparison(TypedDict):
     measures: NotRequired[list[str]]
     agreement: NotRequired[list[Agreement]]
     sittings: NotRequired[list[Timing]]
+    statistics: NotRequired[TableStatistics]
+    overrides: NotRequired[list[str]]  # keys that the command changed
     unfinished: NotRequired[int]  # runs that were not finished when this was written
 
 
@@ -144,11 +177,14 @@ def headline(summary: Mapping[str, Any], measure: str) -> Mapping[str, Any]:
     accuracy: Mapping[str, Any] = summary["accuracy"]
     if measure == "mean":
         return accuracy
-    found: Mapping[str, Any] = accuracy.get(measure) or {}
+    if measure == "newcomers":
+        return {"mean": accuracy.get(measure), "per_client": []}
     if measure == "trained":
+        found: Mapping[str, Any] = accuracy.get(measure) or {}
         return {"mean": found.get("mean"), "per_client": found.get("per_client", [])}
-    each = per_domain(found)
-    return {"mean": mean(each) if each else None, "per_client": each}
+    each = per_domain(accuracy.get("elsewhere" if measure == "elsewhere" else "deployed") or {})
+    counted = {"unseen": each[-1:], "seen": each[:-1]}.get(measure, each)  # what no client has comes last
+    return {"mean": mean(counted) if counted else None, "per_client": each}
 
 
 def with_quality(summary: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
@@ -205,15 +241,33 @@ def pool(
     if measure == "fid":
         ours["measured"] = "; ".join(dict.fromkeys(filter(None, map(_measured_how, found))))
     if beside:
-        ours["beside"] = {name: _mean([_percent(_beside(one, name)) for one in accuracies]) for name in beside}
+        ours["beside"] = {name: _mean([_beside(one, name) for one in found]) for name in beside}
     return ours
 
 
-def _beside(accuracy: Mapping[str, Any], name: str) -> float | None:
-    """Return a measure of the same models as the mean: of one client, or on other images."""
+def _beside(summary: Mapping[str, Any], name: str) -> float | None:
+    """Return a measure of the same models as the mean, of one client or on other images; or what the run cost."""
+    if name in COSTS:
+        return _cost(summary, name)
+    accuracy: Mapping[str, Any] = summary["accuracy"]
     others: Mapping[str, float | None] = accuracy.get("sets", {}).get(name, {})
     own: float | None = accuracy.get(name)
-    return others["mean"] if others else own
+    return _percent(others["mean"] if others else own)
+
+
+def _cost(summary: Mapping[str, Any], name: str) -> float | None:
+    """Return what a run cost: megabytes, seconds, gigabytes, rounds, or the largest ε of any client."""
+    if name == "sent":
+        sent: float = summary["traffic"]["down_bytes"] + summary["traffic"]["up_bytes"]
+        return sent / 1e6
+    if name == "epsilon":
+        spent: Mapping[str, Any] = summary.get("privacy") or summary.get("examples") or {"epsilon": []}
+        each: list[float] = spent["epsilon"]
+        return max(each, default=None)
+    found: float | None = summary.get(
+        "seconds" if name == "seconds" else {"memory": "peak_memory_bytes"}.get(name, name)
+    )
+    return found / 1e9 if name == "memory" and found is not None else found
 
 
 def paper_result(cell: TableCell, clients: int) -> PaperResult | None:

@@ -60,4 +60,5 @@ def _value(value: object) -> str:
 
 def compared_clients(table: PaperTable, cell: TableCell, recipe: Recipe) -> int:
     """Return how many of the paper's numbers besides the mean we have: one per client of ours, or all domains."""
-    return len(cell.column.clients) if table.measures[0] == "deployed" else recipe.clients
+    domains = table.measures[0] in ("deployed", "unseen", "elsewhere")
+    return len(cell.column.clients) if domains else recipe.clients

@@ -78,7 +78,8 @@ def execute(
         for job in some
     }
     twins = _with_twins(jobs) if wanted else {}
-    left = [job for name in wanted for job in twins.get(name, []) if done[job.folder].summary is None]
+    asked = {job.folder: job for name in wanted for job in twins.get(name, [])}  # cells may share the runs of a grid
+    left = [job for job in asked.values() if done[job.folder].summary is None]
     for job in left:
         refuse_foreign(job)
     if not left:

@@ -66,14 +66,16 @@ class PlannedTable:
 def plan_table(table: PaperTable, plan: TablePlan) -> PlannedTable:
     """Return the planned table, or refuse a plan that cannot be carried out."""
     wanted = _selected(table, plan)
-    _check_plan(plan)
-    cells = {name: cell for name, cell in table.cells().items() if name in wanted or _fits(cell, plan.overrides)}
+    _check_plan(table, plan)
+    every = table.cells()
+    cells = {name: cell for name, cell in every.items() if name in wanted or _fits(cell, plan.overrides)}
     settings = {name: cell_recipe(cell, plan.overrides) for name, cell in cells.items()}
     jobs = {
         name: [seed_job(plan.out / name, name, recipe, seed) for seed in plan.seeds]
         for name, recipe in settings.items()
     }
-    trials = {name: _trials(plan, cell) if plan.tune else [] for name, cell in cells.items()}
+    tried = {name: every.get(table.cell_name(table.tune_on, cell.row.name), cell) for name, cell in cells.items()}
+    trials = {name: _trials(plan, tried[name]) if plan.tune else [] for name in cells}
     return PlannedTable(table, plan, wanted, cells, settings, jobs, trials)
 
 
@@ -98,7 +100,7 @@ def _place(cell: TableCell, plan: TablePlan) -> tuple[int, int]:
     return row, plan.columns.index(cell.column.name) if plan.columns else 0
 
 
-def _check_plan(plan: TablePlan) -> None:
+def _check_plan(table: PaperTable, plan: TablePlan) -> None:
     if not plan.seeds or len(set(plan.seeds)) != len(plan.seeds) or min(plan.seeds) < 0:
         raise PromptFedError(f"Seeds must be different whole numbers from 0, not {','.join(map(str, plan.seeds))!r}.")
     if plan.workers < 1:
@@ -111,7 +113,9 @@ def _check_plan(plan: TablePlan) -> None:
     for folder in plan.merge:
         if not folder.is_dir():
             raise PromptFedError(f"Folder {folder}, given to --merge, does not exist.")
-    for key in (override.partition("=")[0].strip() for override in plan.overrides):
+    for row, key in (_addressed(override)[:2] for override in plan.overrides):
+        if row and row not in (names := [one.name for one in table.rows]):
+            raise choice("row", row, names, table.name)
         if key == "seed":
             raise PromptFedError("Set a table's seeds with --seeds 0,1,2, not with seed=….")
         if key == "evaluate.split":
@@ -120,8 +124,26 @@ def _check_plan(plan: TablePlan) -> None:
             )
 
 
+def _addressed(word: str) -> tuple[str, str, str]:
+    """Return the row that an override is for (none: all rows), its key, and the override itself."""
+    place, equals, value = word.partition("=")
+    row, colon, key = place.rpartition(":")
+    return row.strip(), key.strip(), f"{key}{equals}{value}" if colon else word
+
+
+def _for_row(cell: TableCell, words: Sequence[str]) -> list[str]:
+    """Return the overrides that reach a cell: a row with an encoder of its own keeps it, unless it is named."""
+    own = "backbone" in cell.row.recipe
+    found = []
+    for row, key, word in map(_addressed, words):
+        if row == cell.row.name or (not row and not (own and key.startswith("backbone."))):
+            found.append(word)
+    return found
+
+
 def cell_recipe(cell: TableCell, words: Sequence[str]) -> Recipe:
-    """Return the recipe of a cell with overrides applied."""
+    """Return the recipe of a cell with overrides applied: KEY=VALUE, or ROW:KEY=VALUE for one row alone."""
+    words = _for_row(cell, words)
     place = _called(cell, words)
     try:
         found = config.expand(cell.recipe, words, place)

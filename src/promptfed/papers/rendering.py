@@ -19,6 +19,7 @@ from promptfed.papers.comparison import (
     paper_measure,
 )
 from promptfed.papers.remarks import DIVERGED, NONE, compares_best, remarks, setting_text, signed, two_decimals
+from promptfed.papers.standings import ranks_of, statistics_of
 from promptfed.results.report.table import Cell, Column, Table, human_bytes
 
 JSON_FILE, MARKDOWN_FILE = "table.json", "table.md"
@@ -31,10 +32,18 @@ BESIDE = {
     "novel": "on images of classes that training never named",
     "hm": "harmonic mean of base and novel",
     "cm": "mean of ours and hm",
+    "epsilon": "the largest ε of any client",
+    "sent": "megabytes both ways, of all clients in all rounds",
+    "seconds": "of all rounds, tests included",
+    "memory": "the GPU's peak in gigabytes",
+    "rounds95": "the first tested round with 95 % of the best one's accuracy",
 }
 LEGENDS = {
     "mean": "mean accuracy of the clients in percent, ± std over seeds",
     "deployed": "accuracy of the server's own model in percent, the mean over domains, ± std over seeds",
+    "unseen": "accuracy of the server's own model in percent on the domain that no client has, ± std over seeds",
+    "elsewhere": "accuracy of the server's own model in percent, the mean over other data sets, ± std over seeds",
+    "newcomers": "mean accuracy of the clients that came last in percent, ± std over seeds",
     "trained": "mean accuracy of the clients' models before the last aggregation in percent, ± std over seeds",
     "fid": "FID of the server's word, the lower the better, ± std over seeds; – until promptfed quality measures it",
 }
@@ -112,12 +121,13 @@ def views(outcome: Comparison) -> list[tuple[str, Table]]:
     for heading in outcome["columns"]:
         entries = [entry for entry in outcome["rows"] if entry["column"] == heading["name"]]
         if entries:
-            found.append((heading["title"], _view(heading, entries, outcome.get("measures", ["mean"]))))
-    return found
+            found.append((heading["title"], _view(outcome, heading, entries)))
+    return found + ranks_of(outcome)
 
 
-def _view(heading: Heading, entries: Sequence[CellResult], measures: Sequence[str]) -> Table:
+def _view(outcome: Comparison, heading: Heading, entries: Sequence[CellResult]) -> Table:
     """Lay out one column of the paper's table: method, clients, ours, the paper's, difference, traffic."""
+    measures = outcome.get("measures", ["mean"])
     parts: list[tuple[Column, list[Cell]]] = [
         (Column("method", "", ("method",), False), [_text(entry["title"]) for entry in entries])
     ]
@@ -138,6 +148,7 @@ def _view(heading: Heading, entries: Sequence[CellResult], measures: Sequence[st
     if any(entry["tuned"] for entry in entries):
         parts += _tuned(entries, paper_measure(measures))
         parts += _beside([entry["tuned"]["ours"] if entry["tuned"] else None for entry in entries], measures, "tuned")
+    parts += statistics_of(outcome, heading, entries)
     if measures[0] == "fid":
         shown = [_text(entry["ours"].get("measured") or NONE) for entry in entries]
         parts.append((Column("measured", "features, pictures drawn, real images", ("measured",), False), shown))

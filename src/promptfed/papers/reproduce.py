@@ -16,6 +16,7 @@ from pathlib import Path
 from promptfed.core.errors import PromptFedError, choice
 from promptfed.papers.claims import Claims
 from promptfed.papers.comparison import (
+    CHOSEN_BY,
     CellResult,
     Comparison,
     GridPoint,
@@ -42,6 +43,7 @@ from promptfed.papers.plan import (
     seed_job,
 )
 from promptfed.papers.rendering import write_table
+from promptfed.papers.statistics import table_statistics
 from promptfed.papers.timing import read_timings
 from promptfed.runs import registry
 from promptfed.runs.cells import SUFFIX, PaperTable, read_cells
@@ -92,7 +94,7 @@ def _best(grid: Sequence[tuple[GridValues, Job]], done: Mapping[Path, JobResult]
 
 
 def _score(done: JobResult, measure: str) -> float | None:
-    value = headline(done.summary, measure)["mean"] if done.summary else None
+    value = headline(done.summary, CHOSEN_BY.get(measure, measure))["mean"] if done.summary else None
     return float(value) if value is not None and value == value else None
 
 
@@ -208,6 +210,10 @@ def _outcome(planned: PlannedTable, done: Mapping[Path, JobResult]) -> Compariso
         "agreement": agreement(rows, table.measures, ranked=table.ranked),
         "sittings": _timings(planned.plan),
     }
+    if words := [word for word in planned.plan.overrides if not word.startswith("device=")]:
+        outcome["overrides"] = words
+    if table.statistics:
+        outcome["statistics"] = table_statistics(rows, table.statistics)
     asked = {
         job.folder
         for name in planned.wanted

@@ -14,7 +14,7 @@ SHOWN = "evaluate.metric"
 REPEATED = frozenset({"seed", *PLACE, SHOWN})
 
 # How often a run is evaluated besides: it changes neither what is trained nor what is tested at the end.
-EVALUATION = frozenset({"evaluate.every", "evaluate.personal", "evaluate.after", "evaluate.sets"})
+EVALUATION = frozenset(f"evaluate.{key}" for key in ("every", "personal", "after", "sets", "elsewhere"))
 
 # All keys that leave alone what a paper would have measured.
 OURS = REPEATED | EVALUATION

@@ -3,16 +3,20 @@
     title, paper           what the table is, and where it was published
     base                   recipe keys that all cells share
     theirs                 what the paper had where `base` differs, under dotted keys
-    [[columns]]            name, title, clients (their titles, if the paper prints them one by one), recipe
-    [[rows]]               name, title, recipe, paper (its numbers by column), traffic (numbers sent, as printed), tune
+    [[columns]]            name, title, clients (their titles, if the paper prints them one by one), recipe; asks, gives
+    [[rows]], rows_from    see `runs.rows`, [kinds.NAME] too
+    asks, gives            what all columns ask of a method, and give to it
     tune                   grids that rows may name: dotted keys and the values to try
+    tune_on                the column whose grid decides for all columns; without it each column has its own
     measures               what to show: "mean" (over clients), optionally with "weighted" (over test images), and with
                            both "best-round" if the paper prints the best of all rounds; or
-                           "deployed", the server's own model on every domain (`clients` are then the domains); or
                            "trained", every client's model before the last aggregation; or
-                           "fid", of the server's word, once `promptfed quality` has measured it; or
-                           "mean" and any of "worst" and "p10" (of the clients), "own-names", "neighbour", "base",
-                           "novel", "hm" and "cm" (on other images, see `evaluate.sets`)
+                           "fid", of the server's word, once `promptfed quality` has measured it; or one of
+                           "mean", "deployed" (the server's own model on every domain; `clients` are then the domains),
+                           "unseen" (the same on the last domain alone), "elsewhere" (the same on other data sets) and
+                           "newcomers" (their mean), with any of `BESIDE`: of single clients, on other images (see
+                           `evaluate.sets`), and what it cost
+    statistics             "ROW": show standard errors, differences to that row seed by seed, and average ranks
     ranked                 false if the rows are not methods of the paper, whose order could be compared with its order
     deviations, notes      sentences to print under the table
 
@@ -20,50 +24,35 @@ A cell's recipe is `base`, changed by its column's `recipe`, changed by its row'
 """
 
 import json
-import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from promptfed.core.errors import PromptFedError, choice
+from promptfed.runs.rows import PrintedFigure, TableRow, check_asked, fits, read_rows
+from promptfed.runs.table_parts import Content, check_keys, entries, merge, read_toml, table_in, texts_in
 
 SUFFIX = ".table.toml"
-MEASURES = ("mean", "weighted", "best-round", "deployed", "trained", "fid")
-BESIDE = ("worst", "p10", "own-names", "neighbour", "base", "novel", "hm", "cm")  # "mean" may have these beside it
+HEADS = ("mean", "deployed", "unseen", "elsewhere", "newcomers")  # these may have others beside them
+MEASURES = ("mean", "weighted", "best-round", "deployed", "trained", "fid", *HEADS[2:])
+COSTS = ("epsilon", "sent", "seconds", "memory", "rounds95")  # what a run cost
+BESIDE = ("worst", "p10", "own-names", "neighbour", "base", "novel", "hm", "cm", *COSTS)
 ALLOWED = ["mean"], ["mean", "weighted"], ["mean", "weighted", "best-round"], ["deployed"], ["trained"], ["fid"]
-Content = dict[str, Any]
-Grid = Mapping[str, tuple[Any, ...]]
-
-
-@dataclass(frozen=True)
-class PrintedFigure:
-    """What the paper printed in one cell, in percent: the mean, and every client if the table has them."""
-
-    mean: float
-    clients: tuple[float, ...] = ()
+KEYS = (
+    *("title", "paper", "base", "theirs", "columns", "rows", "rows_from", "kinds", "asks", "gives", "tune", "tune_on"),
+    *("measures", "statistics", "ranked", "deviations", "notes"),
+)
 
 
 @dataclass(frozen=True)
 class TableColumn:
-    """A setting that all rows are measured in: a data set and its partition."""
+    """A setting that rows are measured in: a data set and its partition; what it asks of a row, and gives it."""
 
     name: str
     title: str
     clients: tuple[str, ...]
     recipe: Content
-
-
-@dataclass(frozen=True)
-class TableRow:
-    """A method, the paper's numbers for it by column, and the grid for `--tune`."""
-
-    name: str
-    title: str
-    recipe: Content
-    paper: Mapping[str, PrintedFigure]
-    traffic: float | None
-    tune: Grid
+    asks: tuple[str, ...] = ()
+    gives: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,28 +85,21 @@ class PaperTable:
     notes: tuple[str, ...]
     measures: tuple[str, ...] = ("mean",)
     ranked: bool = True
+    tune_on: str = ""
+    statistics: str = ""
 
     def cells(self) -> dict[str, TableCell]:
-        """Return all cells by name, column after column."""
+        """Return all cells by name, column after column; a row has none in a column that it does not fit."""
         found = {}
         for column in self.columns:
-            for row in self.rows:
-                name = row.name if len(self.columns) == 1 else f"{column.name}/{row.name}"
+            for row in (row for row in self.rows if fits(row, column.asks, column.gives)):
+                name = self.cell_name(column.name, row.name)
                 found[name] = TableCell(name, column, row, merge(merge(self.base, column.recipe), row.recipe))
         return found
 
-
-def merge(content: Mapping[str, Any], change: Mapping[str, Any]) -> Content:
-    """Return `content` with the keys of `change`; a table that gets another `name` loses its old fields."""
-    merged = {key: dict(value) if isinstance(value, dict) else value for key, value in content.items()}
-    for key, value in change.items():
-        if isinstance(value, dict):
-            old = merged.get(key, {})
-            renamed = "name" in old and value.get("name", old["name"]) != old["name"]
-            merged[key] = dict(value) if renamed else old | value
-        else:
-            merged[key] = value
-    return merged
+    def cell_name(self, column: str, row: str) -> str:
+        """Return the name of a cell."""
+        return row if len(self.columns) == 1 else f"{column}/{row}"
 
 
 # -- reading --------------------------------------------------------------------------------------------------------
@@ -125,128 +107,60 @@ def merge(content: Mapping[str, Any], change: Mapping[str, Any]) -> Content:
 
 def read_cells(path: Path, name: str) -> PaperTable:
     """Read the table in `path`, which is called `name`."""
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise PromptFedError(f"The table {path} cannot be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise PromptFedError(f"The table {path} is not valid TOML: {error}.") from error
-    where = str(path)
-    valid = ("title", "paper", "base", "theirs", "columns", "rows", "tune", "measures", "ranked", "deviations", "notes")
-    _check_keys(content, valid, ("title", "columns", "rows"), where)
-    grids = {key: _grid(value, where) for key, value in _table(content, "tune", where).items()}
-    columns = tuple(_column(entry, where) for entry in _entries(content, "columns", where))
-    rows = tuple(_row(entry, columns, grids, where) for entry in _entries(content, "rows", where))
+    content, where = read_toml(path), str(path)
+    check_keys(content, KEYS, ("title", "columns", *(() if "rows_from" in content else ("rows",))), where)
+    columns = tuple(_column(entry, content, where) for entry in entries(content, "columns", where))
+    rows = read_rows(content, path, {column.name: len(column.clients) for column in columns})
+    for column in columns:
+        check_asked(rows, column.asks, column.gives, f'column "{column.name}" of {where}')
+    rows = tuple(row for row in rows if any(fits(row, column.asks, column.gives) for column in columns))
     return PaperTable(
         name=name,
         title=str(content["title"]),
         paper=str(content.get("paper", "")),
-        base=_table(content, "base", where),
-        theirs=_table(content, "theirs", where),
+        base=table_in(content, "base", where),
+        theirs=table_in(content, "theirs", where),
         columns=columns,
         rows=rows,
-        deviations=_sentences(content, "deviations", where),
-        notes=_sentences(content, "notes", where),
+        deviations=texts_in(content, "deviations", where),
+        notes=texts_in(content, "notes", where),
         measures=_measures(content, where),
         ranked=content.get("ranked", True) is not False,
+        tune_on=_named(content, "tune_on", [column.name for column in columns], where),
+        statistics=_named(content, "statistics", [row.name for row in rows], where),
     )
 
 
-def _column(entry: Content, where: str) -> TableColumn:
-    _check_keys(entry, ("name", "title", "clients", "recipe"), ("name",), where)
+def _column(entry: Content, content: Content, where: str) -> TableColumn:
+    check_keys(entry, ("name", "title", "clients", "recipe", "asks", "gives"), ("name",), where)
+    asks, gives = (
+        tuple(dict.fromkeys(word for one in (content, entry) for word in texts_in(one, key, where, "words")))
+        for key in ("asks", "gives")
+    )
     clients = tuple(map(str, entry.get("clients", ())))
-    return TableColumn(
-        str(entry["name"]), str(entry.get("title", entry["name"])), clients, _table(entry, "recipe", where)
-    )
+    title, recipe = str(entry.get("title", entry["name"])), table_in(entry, "recipe", where)
+    return TableColumn(str(entry["name"]), title, clients, recipe, asks, gives)
 
 
-def _row(entry: Content, columns: tuple[TableColumn, ...], grids: Mapping[str, Grid], where: str) -> TableRow:
-    _check_keys(entry, ("name", "title", "recipe", "paper", "traffic", "tune"), ("name",), where)
-    name, known = str(entry["name"]), {column.name: column for column in columns}
-    figures = {}
-    for key, value in _table(entry, "paper", where).items():
-        if key not in known:
-            raise choice("column", key, known, f'row "{name}" of {where}')
-        figures[key] = _figure(value, known[key], f'row "{name}" of {where}')
-    tune = entry.get("tune", {})
-    if isinstance(tune, str) and tune not in grids:
-        raise choice("grid", tune, grids, f'row "{name}" of {where}')
-    grid = grids[tune] if isinstance(tune, str) else _grid(tune, where)
-    traffic = entry.get("traffic")
-    return TableRow(
-        name, str(entry.get("title", name)), _table(entry, "recipe", where), figures, _number(traffic, where), grid
-    )
-
-
-def _figure(value: object, column: TableColumn, where: str) -> PrintedFigure:
-    """Read 94.29, or {clients = [92.71, …], mean = 94.29}."""
-    given: Content = value if isinstance(value, dict) else {"mean": value}
-    _check_keys(given, ("mean", "clients"), ("mean",), where)
-    mean, clients = _number(given["mean"], where), [_number(client, where) for client in given.get("clients", ())]
-    if mean is None or None in clients or len(clients) not in (0, len(column.clients)):
-        raise PromptFedError(
-            f'The numbers for column "{column.name}" in {where} must be a mean, and either all of its clients or none.'
-        )
-    return PrintedFigure(mean, tuple(client for client in clients if client is not None))
-
-
-def _grid(value: object, where: str) -> Grid:
-    if not isinstance(value, dict) or not all(isinstance(tried, list) and tried for tried in value.values()):
-        raise PromptFedError(f'tune in {where} must be lists of values by key, such as {{"method.lr" = [0.1, 0.01]}}.')
-    return {key: tuple(tried) for key, tried in value.items()}
-
-
-def _entries(content: Content, key: str, where: str) -> list[Content]:
-    """Return the tables under [[key]]; their names must differ and be usable as folder names."""
-    entries = content[key]
-    if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
-        raise PromptFedError(f"{where} must have at least one [[{key}]].")
-    names = [str(entry.get("name", "")) for entry in entries]
-    for name in names:
-        if not name or "/" in name or name in (".", "..", "tune", "tuned") or names.count(name) > 1:
-            raise PromptFedError(f'Every [[{key}]] in {where} needs a unique plain name, not "{name}".')
-    return entries
-
-
-def _table(content: Content, key: str, where: str) -> Content:
-    value = content.get(key, {})
-    if not isinstance(value, dict):
-        raise PromptFedError(f"{key} in {where} must be a table.")
-    return value
-
-
-def _sentences(content: Content, key: str, where: str) -> tuple[str, ...]:
-    value = content.get(key, [])
-    if not isinstance(value, list):
-        raise PromptFedError(f"{key} in {where} must be a list of sentences.")
-    return tuple(map(str, value))
+def _named(content: Content, key: str, known: list[str], where: str) -> str:
+    """Return the name of a column or a row under a key; empty if there is none."""
+    name = str(content.get(key, ""))
+    if name and name not in known:
+        raise choice(key, name, known, where)
+    return name
 
 
 def _measures(content: Content, where: str) -> tuple[str, ...]:
     """Read what to show; the first is the headline."""
     given = content.get("measures", ["mean"])
+    known = dict.fromkeys((*MEASURES, *BESIDE))
     for name in given if isinstance(given, list) else [given]:
-        if name not in MEASURES + BESIDE:
-            raise choice("measure", str(name), MEASURES + BESIDE, where)
-    beside = isinstance(given, list) and given[:1] == ["mean"] and set(given[1:]) <= {*BESIDE}
-    if given not in ALLOWED and not (beside and len(set(given)) == len(given)):
+        if name not in known:
+            raise choice("measure", str(name), known, where)
+    beside = isinstance(given, list) and set(given[:1]) <= {*HEADS} and set(given[1:]) <= {*BESIDE}
+    if given not in ALLOWED and not (beside and given and len(set(given)) == len(given)):
         raise PromptFedError(
-            f'measures in {where} must be {", ".join(map(json.dumps, ALLOWED[:-1]))} or ["fid"], or "mean" with some '
-            f"of {', '.join(BESIDE)}."
+            f'measures in {where} must be {", ".join(map(json.dumps, ALLOWED[:-1]))} or ["fid"], or one of '
+            f"{', '.join(HEADS)} with some of {', '.join(BESIDE)}."
         )
     return tuple(given)
-
-
-def _number(value: object, where: str) -> float | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise PromptFedError(f"A value in {where} must be a number, not {value!r}.")
-    return None if value is None else float(value)
-
-
-def _check_keys(given: Content, valid: tuple[str, ...], required: tuple[str, ...], where: str) -> None:
-    for key in given:
-        if key not in valid:
-            raise choice("key", key, valid, where)
-    for key in required:
-        if key not in given:
-            raise PromptFedError(f"{key} is missing in {where}.")

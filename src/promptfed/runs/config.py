@@ -107,7 +107,11 @@ def _fill_evaluate(recipe: Recipe) -> NestedTable:
     sets = "+".join(sets_of(table.pop("sets")))
     if NOVEL in sets_of(sets) and selection(recipe.data).half == "all":
         raise PromptFedError("evaluate.sets=novel tests on classes that training never names; set data.half=base.")
-    return table | ({"sets": sets} if sets else {})
+    others = "+".join(dict.fromkeys(name.strip() for name in table.pop("elsewhere").split("+") if name.strip()))
+    for name in (name.partition(":")[0] for name in others.split("+") if others):
+        if name not in catalogue.datasets():
+            raise choice("data set in evaluate.elsewhere", name, catalogue.datasets())
+    return table | ({"sets": sets} if sets else {}) | ({"elsewhere": others} if others else {})
 
 
 def _with_data(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
@@ -153,6 +157,11 @@ def _check_sets(recipe: Recipe, method: "Method") -> None:
         raise PromptFedError(
             f"{name} as it is set here learns something for each class, so it has no answer for classes that training "
             "never named; leave novel out of evaluate.sets."
+        )
+    if "elsewhere" in recipe.evaluate and not (method.traits.open and classifies(method)):
+        raise PromptFedError(
+            f"{name} as it is set here does not know classes by name alone, so it has no answer for other data sets; "
+            "leave out evaluate.elsewhere."
         )
 
 

@@ -18,8 +18,9 @@ from promptfed.results.folder.record import Follower, Line, Record
 from promptfed.results.report import compare, read_run, write_report
 from promptfed.results.report.notebook import card, describe
 from promptfed.runs import domains, exhibits
+from promptfed.runs.elsewhere import tested_elsewhere
 from promptfed.runs.environment import environment, precision
-from promptfed.runs.measuring import measured
+from promptfed.runs.measuring import measured, peak_memory
 from promptfed.runs.memory import enough
 from promptfed.runs.planning import Plan, digests, make_loop, prepare
 from promptfed.runs.recipe import Recipe
@@ -122,7 +123,9 @@ def _finish_rounds(plan: Plan, loop: Loop, sources: Mapping[str, str], following
     head |= privacy_spent(loop, recipe.rounds) | stopped_early(loop)
     if "stopped" in head and loop.ranks.leads:
         sys.stderr.write(head["stopped"] + "\n")
-    return summarise(record, head, *_last_tests(loop), recipe.newcomers) | measured(loop, recipe)
+    summary = summarise(record, head, *_last_tests(loop), recipe.newcomers)
+    summary["accuracy"] |= tested_elsewhere(plan, loop)
+    return summary | peak_memory(plan.device) | measured(loop, recipe)
 
 
 def _restore(plan: Plan, loop: Loop, sources: Mapping[str, str]) -> None:

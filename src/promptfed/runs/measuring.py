@@ -1,4 +1,6 @@
-"""Measures beyond accuracy of a run's final models, from what they answered in the last test."""
+"""Measures beyond accuracy: of a run's final models, from what they answered in the last test, and of its memory."""
+
+import torch
 
 from promptfed.federation.loop import Loop
 from promptfed.results.folder.predictions import write_predictions
@@ -14,3 +16,8 @@ def measured(loop: Loop, recipe: Recipe) -> Line:
         return {}
     write_predictions(loop.record.folder, found)
     return {"metrics": measure(found, recipe.seed, str(recipe.evaluate["metric"]))}
+
+
+def peak_memory(device: torch.device) -> Line:
+    """Return the most memory of a GPU that this process had at once since the run was prepared; nothing on a CPU."""
+    return {"peak_memory_bytes": torch.cuda.max_memory_allocated(device)} if device.type == "cuda" else {}

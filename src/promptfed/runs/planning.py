@@ -70,6 +70,8 @@ def prepare(
         dataset = _find_images(recipe)
     partition = _divide(recipe, dataset, saved)
     device = pick_device(recipe.device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
     task = task or make_task(recipe, dataset.sides, dataset.classes, device)
     _check_size(recipe, task)
     mean, std = task.backbone.statistics or (dataset.mean, dataset.std)
@@ -147,7 +149,7 @@ def make_loop(plan: Plan, record: Record, *, secret_draw: bool = True) -> Loop:
     recipe, method, dataset, task = plan.recipe, plan.method, plan.dataset, task_for(plan.method, plan.task)
     fleet_options = options.make(FleetOptions, recipe.fleet, "fleet")
     evaluate = options.make(EvaluateOptions, recipe.evaluate, "evaluate")
-    pool = _pool(plan)
+    pool = pool_of(plan)
     partition, validation = held_out(recipe, plan.partition, dataset)
 
     def shards_of(dealt: Partition) -> Shards:
@@ -267,7 +269,7 @@ def affordable(recipe: Recipe, guarded: Guards, groups: tuple[int, ...] = ()) ->
     return allowed
 
 
-def _pool(plan: Plan) -> Pool:
+def pool_of(plan: Plan) -> Pool:
     """Return the images, or their features if the method reads those of a frozen backbone, and what belongs to them."""
     data, device, traits, backbone = plan.dataset, plan.device, plan.method.traits, plan.task.backbone
     extras: Tree = {}

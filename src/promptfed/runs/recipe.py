@@ -34,6 +34,7 @@ class EvaluateOptions:
     after: bool = True  # at the end, also evaluate every client after one more local training
     split: Literal["test", "val"] = "test"  # val: choose settings on validation images, never on test images
     sets: str = ""  # what else every client's model is tested on: own-names, neighbour, base, novel, joined by "+"
+    elsewhere: str = ""  # data sets, joined by "+", that the server's own model is tested on at the end, by class names
     metric: Literal["accuracy", "balanced_accuracy", "macro_f1", "auroc", "ece"] = "accuracy"  # what comes first
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import promptfed.methods
 from promptfed.core.errors import PromptFedError, choice
 from promptfed.runs.cells import SUFFIX, TableCell, read_cells
+from promptfed.runs.rows import SUFFIX as ROWS
 
 if TYPE_CHECKING:
     from promptfed.core.method import Method
@@ -77,9 +78,11 @@ def find_method(name: str) -> "type[Method]":
 
 @cache  # the package's own files stay as they are
 def _files() -> dict[str, Path]:
-    """Return every shipped file by its path without ".toml"; none is opened."""
+    """Return every shipped recipe and table by its path without ".toml"; none is opened."""
     return {
-        path.relative_to(RECIPES).as_posix().removesuffix(".toml"): path for path in sorted(RECIPES.rglob("*.toml"))
+        path.relative_to(RECIPES).as_posix().removesuffix(".toml"): path
+        for path in sorted(RECIPES.rglob("*.toml"))
+        if not path.name.endswith(ROWS)
     }
 
 

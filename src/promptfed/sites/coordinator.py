@@ -140,6 +140,8 @@ def create(folder: Path, recipe: Recipe, federation: Federation) -> None:
         raise PromptFedError(
             "evaluate.sets tests clients on each other's images, which never leave a site; leave it out."
         )
+    if "elsewhere" in recipe.evaluate:
+        raise PromptFedError("evaluate.elsewhere is not supported over sites; leave it out.")
     if recipe.stop:
         raise PromptFedError("stop.patience is not supported over sites; leave it out, and set rounds.")
     if recipe.guards.get("noise") and recipe.guards["entropy"] != "system":
