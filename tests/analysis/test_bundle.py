@@ -29,6 +29,7 @@ from promptfed.sites import coordinator
 from promptfed.sites.settings import Federation
 from promptfed.sites.worker import Worker
 from support.command import environment, promptfed, sentence
+from support.loopback import promptfed as command
 from support.sites_in_threads import Threads
 from support.tiny_runs import tiny, write_images
 
@@ -256,6 +257,20 @@ def test_a_foreign_bundle_json_gets_one_sentence(own: Path, text: str, said: str
     (own / contents.ABOUT).write_text(text)
     assert said in fails(own)
     assert said in sentence(promptfed("forget", own, "--client", 0))
+
+
+@pytest.mark.real_processes
+def test_the_command_takes_no_bundle_that_was_changed(own: Path, tmp_path: Path) -> None:
+    Image.fromarray(noise(1, (8, 8))[0]).save(tmp_path / "photo.png")
+    shared = (own / contents.SHARED).read_bytes()
+    (own / contents.SHARED).write_bytes(shared[:-1] + bytes([shared[-1] ^ 1]))
+    changed = command("predict", own, tmp_path / "photo.png", "--client", 0, cwd=tmp_path)
+    (own / contents.ABOUT).write_text('{"format": 2}')
+    foreign = command("predict", own, tmp_path / "photo.png", "--client", 0, cwd=tmp_path)
+    for done, said in ((changed, "is damaged"), (foreign, "has format 2")):
+        assert (done.returncode, done.stdout) == (2, "")
+        assert said in " ".join(done.stderr.split())
+        assert "Traceback" not in done.stderr
 
 
 def test_a_sealed_bundle_json_that_describes_no_bundle_is_refused(own: Path) -> None:

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from promptfed.cli import app
 from promptfed.core.errors import PromptFedError
 from promptfed.runs import config, memory
+from support.loopback import promptfed
 
 LONG = "9" * 400
 HOSTILE = {
@@ -38,6 +39,21 @@ HOSTILE = {
 def test_a_hostile_word_is_refused(word: str) -> None:
     with pytest.raises(PromptFedError, match=HOSTILE[word].replace("+", r"\+")):
         config.load("fedavg", [word])
+
+
+@pytest.mark.real_processes
+def test_the_command_refuses_them_and_imports_a_method_only_if_it_is_named(tmp_path: Path) -> None:
+    for word in ("seed=0x" + "f" * 5000, "method.lr=" + "[" * 5000, "method.name=:Method", "$(touch harmed)=`harmed`"):
+        done = promptfed("run", "fedavg", word, "--out", "run", cwd=tmp_path)
+        assert done.returncode == 2, done
+        assert done.stderr.startswith("promptfed: ")
+        assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "foreign.py").write_text("import pathlib\n\npathlib.Path('imported').touch()\n")
+    done = promptfed("run", "fedavg", "method.name=foreign:Method", "--out", "run", cwd=tmp_path)
+    assert done.returncode == 2, done
+    assert (tmp_path / "imported").exists()  # who names a module asks for its code
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_deep_recipe_file_is_refused(tmp_path: Path) -> None:

@@ -311,6 +311,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.slow  # test_full_disks.py kills the process of a site once
 def test_kill_9_while_writing_loses_no_record_that_was_told(tmp_path: Path) -> None:
     home, pipe = tmp_path / "home", subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", WRITER, str(home)], stdin=pipe, stdout=pipe, text=True) as writer:

@@ -20,6 +20,8 @@ import pytest
 
 from promptfed.federation.store import read_tree
 from promptfed.sites import coordinator
+from promptfed.sites.audit_check import check_audit
+from promptfed.sites.audit_log import Mark
 from promptfed.sites.settings import Federation
 from support.faults import away, ignore
 from support.loopback import Loopback, loopback, rounds, until
@@ -145,6 +147,7 @@ RUNS = [(SEED + number, min(EACH, KILLS - EACH * number)) for number in range(-(
 
 
 @pytest.mark.slow
+@pytest.mark.real_processes
 @pytest.mark.timeout(60 + EACH * 2 * RECOVERY_SECONDS)
 @pytest.mark.parametrize(("seed", "count"), RUNS)
 def test_a_run_survives_kills_at_random_moments(seed: int, count: int, tmp_path: Path) -> None:
@@ -174,6 +177,9 @@ def test_a_run_survives_kills_at_random_moments(seed: int, count: int, tmp_path:
     reference, _ = begin(there, method, *words, federation=rules)
     coordinator.conduct(reference, rules, exchange(there, away(missed)), ignore)
     assert furthest(server_tree(out), server_tree(reference)) <= 1e-6
+    known = json.loads((tmp_path / "federation" / "audits.json").read_text())
     for site, model in homes.items():
+        mark = Mark(known[site]["n"], known[site]["hash"])
+        assert check_audit(federation.home(site), known=mark).problems == []  # no record that was told is lost
         own = next((there / "home" / site).glob("runs/*/model.safetensors"))
         assert furthest(read_tree(model), read_tree(own)) <= 1e-6

@@ -7,9 +7,7 @@ import pytest
 import torch
 
 from promptfed.sites import coordinator
-from promptfed.sites.child_process import Child
 from promptfed.sites.disclosure import coarse
-from promptfed.sites.worker_command import worker_command
 from support.curious import Prober
 from support.faults import ignore
 from support.three_sites import begin, exchange, furthest, lines, recipe
@@ -151,17 +149,3 @@ def test_a_coarse_count_is_one_of_21(count: int) -> None:
     }
     assert len(levels) <= 21
     assert 0 <= min(levels) <= max(levels) <= count
-
-
-def test_the_worker_of_a_real_site_gives_no_more(tmp_path: Path) -> None:
-    prober = Prober(tmp_path, recipe("fedavg"), SMALL)
-    models = [prober.model(seed, run="twin") for seed in range(20)]
-    own = prober.worker
-    child = Child(worker_command("north", own.home, own.data, "cpu"), tmp_path / "worker.log")
-    try:
-        prober.answer = child.ask
-        results = [prober.ask("evaluate", model, adapt=False, final=False) for model in models]
-        assert [set(result.tree) for result in results] == [COUNTS] + [set()] * 19
-        assert not any("error" in result.head for result in results)
-    finally:
-        child.close()

@@ -4,6 +4,7 @@ import errno
 import logging
 import stat
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import pytest
 
 from promptfed.federation.store import write_tree
 from promptfed.sites import coordinator, wire
+from promptfed.sites.audit_check import check_audit
 from promptfed.sites.child_process import Child
 from promptfed.sites.settings import Federation
 from promptfed.sites.wire import Message
 from support.faults import ignore
+from support.real_worker import RealSite
 from support.three_sites import NAMES, begin, exchange, lines, recipe, workers
 
 FULL = "its disk is full, so it cannot take part until its owner frees some space"
@@ -62,6 +65,35 @@ def test_what_a_site_writes_is_its_owners_alone(tmp_path: Path) -> None:
     for folder in (home / "runs", run):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((home / "audit.jsonl").stat().st_mode) == 0o600
+
+
+def ask_on(site: RealSite, told: list[int]) -> None:
+    """Ask again and again, and note the record of each answer."""
+    while True:
+        told.append(site.ask("hello").head["audit"]["n"])
+
+
+@pytest.mark.real_processes
+def test_a_sites_process_sends_nothing_unrecorded_and_may_be_killed_at_any_moment(tmp_path: Path) -> None:
+    site, told = RealSite(tmp_path, recipe("fedavg")), list[int]()
+    (site.home / "audit.jsonl").symlink_to("/dev/full")
+    with site.at_work() as child:
+        refused = site.ask("hello")
+        assert (refused.head["error"], refused.tree) == (FULL, {})
+        (site.home / "audit.jsonl").unlink()
+        assert "error" not in site.ask("hello").head
+        assert child.process is not None
+        threading.Timer(0.3, child.process.kill).start()  # while it answers
+        with pytest.raises(OSError, match="its worker ended"):
+            ask_on(site, told)
+        found = check_audit(site.home)
+        assert found.problems == []
+        assert found.last.number in (told[-1], told[-1] + 1)
+        assert site.ask("hello").head["audit"]["n"] == found.last.number + 1
+    for path in (site.home / "worker.log", site.home / "audit.jsonl", *(site.home / "runs").rglob("*.*")):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    for folder in (site.home / "runs", site.home / "runs" / "x"):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 def test_processes_of_a_site_write_private_files_and_logs(tmp_path: Path) -> None:

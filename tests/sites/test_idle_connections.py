@@ -1,86 +1,21 @@
-"""Connections that say nothing: a stranger cannot stop the coordinator with them, and `sites run` does not hang."""
+"""Connections that say nothing, when they are too many; and a server that says nothing. See test_tls.py for a few."""
 
 import contextlib
+import resource
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from promptfed.sites.flare_workspace import build_site_workspace
+from promptfed.sites.kits import read_kit
 from promptfed.sites.settings import read_federation
 from support.loopback import Loopback, promptfed, until
-from support.three_sites import NAMES, SETTINGS
-
-PATIENCE = 240.0  # a dozen processes that import torch may share two busy cores with much else
-HELLO = bytes.fromhex("16030100c8010000c40303")  # the beginning of a TLS handshake, which never goes further
+from support.silent_connections import handshake, listening, strangers
 
 
-def dial(port: int) -> socket.socket | None:
-    """Connect without a certificate; None if nothing listens."""
-    try:
-        return socket.create_connection(("localhost", port), timeout=5)
-    except OSError:
-        return None
-
-
-def listening(port: int) -> bool:
-    """Say whether someone listens on the port."""
-    with socket.socket() as one:
-        return one.connect_ex(("localhost", port)) == 0
-
-
-def closed(connection: socket.socket) -> bool:
-    """Say whether the other side has hung up."""
-    connection.settimeout(0.01)
-    try:
-        return connection.recv(1) == b""
-    except TimeoutError:
-        return False
-    except ConnectionError:
-        return True
-
-
-def idle(ports: tuple[int, ...], count: int) -> list[socket.socket]:
-    """Open connections that stay silent, every other one after the first bytes of a handshake."""
-    opened = [found for port in ports for _ in range(count) if (found := dial(port)) is not None]
-    for number, connection in enumerate(opened):
-        if number % 2:
-            connection.sendall(HELLO)
-    return opened
-
-
-@contextmanager
-def strangers(ports: tuple[int, ...], count: int) -> Iterator[list[socket.socket]]:
-    """Hold silent connections open."""
-    until(lambda: all(listening(port) for port in ports), PATIENCE)
-    with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(connection) for connection in idle(ports, count)]
-
-
-@pytest.mark.timeout(900)
-def test_silent_connections_do_not_stop_the_coordinator(tmp_path: Path) -> None:
-    federation = Loopback(tmp_path)
-    fed = read_federation(tmp_path / "fed.toml")
-    try:
-        federation.start("server", "start")
-        with strangers((fed.port, fed.admin_port), 20) as held:
-            assert len(held) == 40
-            for site in NAMES:
-                federation.join(site)
-            words = ("fedavg", "rounds=1", "device=cpu", *SETTINGS["fedavg"])
-            federation.start("run", "run", *words, "--out", "run")
-            summary = tmp_path / "run" / "summary.json"
-            until(lambda: summary.exists() or federation.processes["run"].poll() is not None, PATIENCE)
-            assert federation.processes["run"].wait(60) == 0, federation.said("run")
-            until(lambda: all(closed(connection) for connection in held), PATIENCE)
-    finally:
-        federation.close()
-    assert federation.left == []
-
-
-@pytest.mark.timeout(300)
+@pytest.mark.real_processes
 def test_a_run_without_a_server_ends_with_a_sentence(tmp_path: Path) -> None:
     Loopback(tmp_path)
     fed = read_federation(tmp_path / "fed.toml")
@@ -97,3 +32,27 @@ def test_a_run_without_a_server_ends_with_a_sentence(tmp_path: Path) -> None:
     assert "has not answered for 5 seconds" in said
     assert "promptfed sites run --resume" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.slow
+@pytest.mark.real_processes
+def test_who_takes_all_sockets_keeps_others_out_while_it_lasts(tmp_path: Path) -> None:
+    federation = Loopback(tmp_path)
+    fed, own = read_federation(tmp_path / "fed.toml"), tmp_path / "north" / "startup"
+    build_site_workspace(read_kit(tmp_path / "federation" / "kits" / "north.zip"), tmp_path / "north")
+    try:
+        federation.start("server", "start")
+        until(lambda: listening(fed.port))
+
+        def knock() -> str:
+            return handshake(fed.port, own / "rootCA.pem", own / "client.crt", own / "client.key")
+
+        assert knock() == "accepted"
+        (server,) = federation.of_federation("server_train")
+        few = len(list(Path(f"/proc/{server}/fd").iterdir())) + 8
+        resource.prlimit(server, resource.RLIMIT_NOFILE, (few, few))
+        with strangers((fed.port,), 40, 60):
+            assert knock() == "refused"
+        until(lambda: knock() == "accepted", 60)
+    finally:
+        federation.close()

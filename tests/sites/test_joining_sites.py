@@ -44,7 +44,7 @@ def test_a_newcomer_joins_as_in_the_simulation(method: str, tmp_path: Path) -> N
     assert list(json.loads((out / "newcomers.json").read_text())["sites"]) == ["west"]
 
 
-@pytest.mark.parametrize("number", [2, 3])
+@pytest.mark.parametrize("number", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_coordinator_that_dies_while_they_join_goes_on(number: int, tmp_path: Path) -> None:
     out, federation = begin(tmp_path, "pfedpg", *WORDS)
     post = exchange(tmp_path)

@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from promptfed.cli.sites import app
 from promptfed.core.errors import PromptFedError
 from promptfed.sites import flare_workspace as flare
 from promptfed.sites.kits import Kit, default_home, read_kit, write_kit
@@ -19,8 +21,12 @@ from promptfed.sites.provisioning import provision
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kits")
     (folder / "fed.toml").write_text('name = "care"\nsites = ["north", "south"]\n')
-    federation = provision(folder / "fed.toml", folder / "federation")
-    assert federation.sites == ("north", "south")
+    made = CliRunner().invoke(app, ["init", str(folder / "fed.toml"), "--out", str(folder / "federation")])
+    assert made.exit_code == 0, made.output
+    said = made.output.replace("\n", "")
+    for site in ("north", "south"):
+        assert f"Kit for {site}: {folder / 'federation' / 'kits' / site}.zip" in said
+    assert f"Next: promptfed sites start --federation {folder / 'federation'}" in said
     return folder / "federation"
 
 

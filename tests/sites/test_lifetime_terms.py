@@ -8,13 +8,11 @@ from typer.testing import CliRunner
 from promptfed.cli.sites import app
 from promptfed.core.errors import PromptFedError
 from promptfed.sites import coordinator
-from promptfed.sites.child_process import Child
 from promptfed.sites.company import Company
 from promptfed.sites.settings import Federation
 from promptfed.sites.terms import Limits, Terms
 from promptfed.sites.terms_in_words import describe_terms
 from promptfed.sites.wire import Refused
-from promptfed.sites.worker_command import worker_command
 from support.curious import Prober
 from support.faults import ignore
 from support.three_sites import NAMES, OPEN, Ask, begin, exchange, lines, recipe
@@ -32,19 +30,6 @@ def test_rounds_for_life_count_across_the_names_of_runs_and_restarts(tmp_path: P
     assert prober.fit(3, 1, "two").head["error"] == LIFE
     assert prober.fit(4, 0, "three").head["error"] == LIFE
     assert "error" not in prober.fit(2, 0, "two").head
-
-
-def test_the_worker_of_a_real_site_trains_no_more(tmp_path: Path) -> None:
-    prober = Prober(tmp_path, recipe("fedavg"), OPEN + "rounds_for_life = 3\n")
-    models = [prober.model(seed, run="twin") for seed in range(5)]
-    own = prober.worker
-    child = Child(worker_command("north", own.home, own.data, "cpu"), tmp_path / "worker.log")
-    try:
-        prober.answer = child.ask
-        asked = [prober.ask("fit", model, number=0, keep=True, test=False) for model in models]
-        assert [answer.head.get("error") for answer in asked] == [None] * 3 + [LIFE] * 2
-    finally:
-        child.close()
 
 
 @pytest.mark.parametrize(

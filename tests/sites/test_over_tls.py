@@ -9,6 +9,8 @@ import pytest
 from support.loopback import Loopback, loopback, promptfed, rounds, until
 from support.three_sites import NAMES, SETTINGS, furthest, lines, server_tree, simulate
 
+pytestmark = [pytest.mark.slow, pytest.mark.real_processes]
+
 
 def words(method: str, *more: str) -> list[str]:
     return [method, "rounds=3", "device=cpu", *SETTINGS[method], *more]
@@ -20,7 +22,6 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
         yield federation
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("method", "guards"), [("fedapt", ()), ("fedavg", ("guards.secure=true",))], ids=str)
 def test_a_run_gives_the_numbers_of_the_simulation(
     method: str, guards: tuple[str, ...], running: Loopback, tmp_path: Path
@@ -37,7 +38,6 @@ def test_a_run_gives_the_numbers_of_the_simulation(
         assert not [name for line in kept for name in line["tensors"] if name.startswith("up.")]
 
 
-@pytest.mark.slow
 def test_noise_is_counted_at_the_site(running: Loopback, tmp_path: Path) -> None:
     guards = ("guards.clip=0.0001", "guards.noise=20.0", "guards.entropy=system", "guards.secure=true")
     done = promptfed("sites", "run", *words("fedavg", *guards), "--out", tmp_path / "noisy", cwd=running.folder)
@@ -47,7 +47,6 @@ def test_noise_is_counted_at_the_site(running: Loopback, tmp_path: Path) -> None
         assert json.loads(count.read_text()) == 3
 
 
-@pytest.mark.slow
 def test_a_site_joins_after_training(tmp_path: Path) -> None:
     federation, out = Loopback(tmp_path), tmp_path / "run"
     more = ("newcomers=1", "join_rounds=2")

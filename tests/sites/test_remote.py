@@ -10,6 +10,7 @@ from promptfed.core.errors import PromptFedError
 from promptfed.sites import coordinator, wire
 from promptfed.sites.settings import Federation
 from promptfed.sites.wire import Message
+from support.bad_answers import ANSWER_MB, BAD, BIAS, edited
 from support.three_sites import NAMES, Ask, begin, exchange, furthest, lines, recipe, server_tree, simulate, workers
 
 
@@ -70,55 +71,13 @@ def tampered(change: Any) -> Any:
     return wrap
 
 
-def edited(change: Any) -> Any:
-    """Return a tampering with the opened answer."""
-
-    def edit(data: bytes) -> bytes:
-        message = wire.unpack(data, 2**30)
-        return wire.pack(change(message))
-
-    return tampered(edit)
-
-
-def with_tensor(name: str, change: Any) -> Any:
-    """Return a tampering with one tensor."""
-    return edited(lambda message: Message(message.head, message.tree | {name: change(message.tree[name])}))
-
-
-BIAS = "up.head.bias"
-ATTACKS = {
-    "nan": (with_tensor(BIAS, lambda value: value * float("nan")), f'"{BIAS}" holds a number that is not finite'),
-    "infinite": (with_tensor(BIAS, lambda value: value + float("inf")), "not finite"),
-    "shape": (with_tensor(BIAS, lambda value: value[:1]), f'"{BIAS}" has shape [1], not [2]'),
-    "type": (with_tensor(BIAS, lambda value: value.double()), f'"{BIAS}" has type torch.float64, not torch.float32'),
-    "foreign name": (edited(lambda m: Message(m.head, m.tree | {"up.more": m.tree[BIAS]})), "not expected ['up.more']"),
-    "missing name": (
-        edited(lambda m: Message(m.head, {k: v for k, v in m.tree.items() if k != BIAS})),
-        f"missing ['{BIAS}']",
-    ),
-    "weight": (with_tensor("weight", lambda value: value * 100), "its weight is 1200, but it declared 12"),
-    "counts": (with_tensor("tested.correct", lambda value: value + 100), "correct predictions of 4"),
-    "oversize": (tampered(lambda data: data + bytes(3 * 2**20)), "more than the 2,097,152 allowed"),
-    "garbage": (tampered(lambda data: b"garbage!" * 9), "bytes, more than the 1,048,576 allowed"),
-    "another's": (edited(lambda m: Message(m.head | {"site": "north"}, m.tree)), "its site differs from the request's"),
-    "another round's": (
-        edited(lambda m: Message(m.head | {"round": 0}, m.tree)),
-        "its round differs from the request's",
-    ),
-    "replayed": (
-        edited(lambda m: Message(m.head | {"nonce": "0" * 32}, m.tree)),
-        "its nonce differs from the request's",
-    ),
-    "countless images": (edited(lambda m: Message(m.head | {"images": 10**400}, m.tree)), "how many images"),
-    "no images": (edited(lambda m: Message(m.head | {"images": "many"}, m.tree)), "how many images"),
-    "error": (edited(lambda m: Message(m.head | {"error": "out of memory"}, {})), "it says: out of memory"),
-}
+ATTACKS = {name: (tampered(change), sentence) for name, (change, sentence) in BAD.items()}
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_bad_answer_is_refused_by_name_and_the_round_survives(attack: str, tmp_path: Path) -> None:
     change, sentence = ATTACKS[attack]
-    out, federation = begin(tmp_path, "fedavg", federation=Federation(NAMES, min_sites=2, answer_mb=2.0))
+    out, federation = begin(tmp_path, "fedavg", federation=Federation(NAMES, min_sites=2, answer_mb=ANSWER_MB))
     summary = coordinator.conduct(out, federation, exchange(tmp_path, change), ignore)
     first, second, third = lines(out)
     assert [first["clients"], second["clients"], third["clients"]] == [[0, 1, 2], [0, 1], [0, 1, 2]]
@@ -281,7 +240,7 @@ def test_a_request_cannot_make_a_site_forget_what_it_builds_on(tmp_path: Path) -
 
 
 def test_what_a_site_says_is_fit_for_a_terminal(tmp_path: Path) -> None:
-    change = edited(lambda message: Message(message.head | {"error": "\x1b[2Jgone" + "!" * 1000}, {}))
+    change = tampered(edited(lambda message: Message(message.head | {"error": "\x1b[2Jgone" + "!" * 1000}, {})))
     out, federation = begin(tmp_path, "fedavg", federation=Federation(NAMES, min_sites=2))
     coordinator.conduct(out, federation, exchange(tmp_path, change), ignore)
     refused: Any = lines(out)[1]["sites"]

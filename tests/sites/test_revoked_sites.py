@@ -2,16 +2,18 @@
 
 import json
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from promptfed.core.errors import PromptFedError
-from promptfed.sites import audit_log, certificates, coordinator, wire
+from promptfed.sites import audit_log, coordinator, wire
 from promptfed.sites.admin_session import connected
 from promptfed.sites.oversight import OUT, REVOKED, Oversight, Revocations
-from promptfed.sites.settings import Federation, read_federation
+from promptfed.sites.settings import Federation
+from support.hostile_site import WAIT, Harm
 from support.loopback import Loopback, promptfed, rounds, until
 from support.three_sites import NAMES, SETTINGS, begin, exchange, lines
 
@@ -32,29 +34,56 @@ def leave(federation: Loopback, site: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.real_processes
 def test_a_revoked_site_is_out_at_its_next_message_and_in_again_with_a_new_kit(tmp_path: Path) -> None:
     federation = Loopback(tmp_path, "min_sites = 2", "round_seconds = 60")
     home, run = tmp_path / "federation", tmp_path / "run"
-    fed, log = read_federation(home / "fed.toml"), tmp_path / "federation" / "server.log"
+    log = home / "server.log"
+    south = Harm(tmp_path / "harm of south")
     try:
-        federation.start_all()
+        federation.start("server", "start")
+        for site in NAMES:
+            federation.join(site, **(south.environment if site == "south" else {}))
         federation.start("run", "run", *WORDS, "rounds=80", "--out", "run")
         until(lambda: rounds(run) >= 3 or at_end(federation, "run") is not None, PATIENCE)
-        certificates.revoke(home, fed, "west")
+        south.do(WAIT)  # so that the round cannot end
+        before = answered(federation, run)
+        revoked = promptfed("sites", "revoke", "west", cwd=tmp_path)
+        assert revoked.stdout == "west is revoked.\n"
         until(lambda: "west is cut off: its certificate is revoked" in log.read_text(), PATIENCE)
-        before = rounds(run)
+        assert rounds(run) == before
+        south.do("")
         until(lambda: (run / "summary.json").exists() or at_end(federation, "run") is not None, PATIENCE)
         assert federation.processes["run"].wait(60) == 0, federation.said("run")
         check_rounds(run, before)
         until(lambda: "west" not in (connected(home) or {"west"}), PATIENCE)
         check_status_and_logs(federation, home)
         let_in_again(federation, home)
+        steal_kit(federation, home)
         done = promptfed("sites", "run", *WORDS, "rounds=2", "--out", "again", cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
         assert [line["clients"] for line in lines(tmp_path / "again")] == [[0, 1, 2]] * 2
+        check_theft(federation)
     finally:
         federation.close()
     assert federation.left == []
+
+
+def answered(federation: Loopback, run: Path) -> int:
+    """Wait until west's answer to the round that is at work has arrived; return how many rounds there were before."""
+    west = federation.home("west")
+
+    def arrived() -> bool:
+        records = [json.loads(line) for line in (west / audit_log.FILE).read_text().splitlines()]
+        sent = (west / "site.log").read_text().count("task result sent to server")
+        return records[-1]["kind"] == "fit" and records[-1]["round"] == rounds(run) and sent == len(records)
+
+    before = -1
+    while before != rounds(run):  # south may have been about to answer
+        until(arrived, PATIENCE)
+        before = rounds(run)
+        time.sleep(0.5)
+    return before
 
 
 def check_rounds(run: Path, before: int) -> None:
@@ -62,7 +91,7 @@ def check_rounds(run: Path, before: int) -> None:
     found: list[Any] = lines(run)
     assert len(found) == 80
     assert found[0]["clients"] == [0, 1, 2]
-    later = found[before + 1 :]
+    later = found[before:]  # the first of them has an answer that was sent before its site was out
     assert len(later) > 0
     assert {tuple(line["clients"]) for line in later} == {(0, 1)}
     assert {line["sites"]["silent"]["west"] for line in later} == {OUT}
@@ -101,6 +130,25 @@ def let_in_again(federation: Loopback, home: Path) -> None:
     with_new = (federation.home("north") / "engine" / "startup" / "client.crt").read_bytes()
     assert with_new.decode() == json.loads((home / "ca/promptfed/state/cert.json").read_text())["north"]["cert"]
     assert (federation.home("west") / "identity.pem").read_bytes() == known
+
+
+def steal_kit(federation: Loopback, home: Path) -> None:
+    """Let someone join with south's kit, on a machine of their own, when south is away."""
+    leave(federation, "south")
+    kit, thief = home / "kits" / "south.zip", federation.folder / "thief"
+    own = ("--data", federation.files["south"], "--home", thief, "--terms", federation.folder / "terms.toml")
+    federation.start("thief", "join", kit, *own, "--device", "cpu")
+    until(lambda: (thief / "site.pid").exists() and "south" in (connected(home) or ()), PATIENCE)
+
+
+def check_theft(federation: Loopback) -> None:
+    """See that the coordinator can tell: south's audit log has gone back. It is put out, and the thief with it."""
+    said = " ".join(promptfed("sites", "status", cwd=federation.folder).stdout.split())
+    known = json.loads((federation.home("south") / audit_log.HEAD).read_text())
+    assert f"it has gone back, from record {known['n']}: ask the site's owner why" in said
+    assert promptfed("sites", "revoke", "south", cwd=federation.folder).stdout == "south is revoked.\n"
+    log = federation.folder / "federation" / "server.log"
+    until(lambda: "south is cut off: its certificate is revoked" in log.read_text(), PATIENCE)
 
 
 # -- without processes ------------------------------------------------------------------------------------------------

@@ -2,8 +2,7 @@
 
 import datetime
 import json
-import socket
-import ssl
+import stat
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +15,13 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 from PIL import Image
 
+from promptfed.core.files import write_sealed
 from promptfed.core.version import __version__
+from promptfed.data import open_dataset
+from promptfed.data.digest import digest_images
 from promptfed.sites import flare_workspace as flare
 from promptfed.sites.admin_session import connected
+from promptfed.sites.audit_check import check_audit
 from promptfed.sites.doctor import examine
 from promptfed.sites.health import find_trouble
 from promptfed.sites.kits import read_kit
@@ -26,6 +29,7 @@ from promptfed.sites.provisioning import provision
 from promptfed.sites.settings import read_federation
 from support.connect_proxy import ConnectProxy, connect_proxy
 from support.loopback import Loopback, promptfed, until
+from support.silent_connections import closed, handshake, listening, strangers
 from support.three_sites import NAMES, SETTINGS, furthest, server_tree, simulate
 
 PATIENCE = 240.0  # a dozen processes that import torch may share two busy cores with much else
@@ -38,20 +42,24 @@ def proxy() -> Iterator[ConnectProxy]:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.real_processes
 def test_three_sites_over_tls(tmp_path: Path, proxy: ConnectProxy) -> None:
     federation = Loopback(tmp_path)
+    fed = read_federation(tmp_path / "fed.toml")
     try:
         federation.start("server", "start")
-        for site in NAMES[:2]:
-            federation.join(site)
-        start_thief(federation, tmp_path / "stolen")
-        check_refusals(federation, tmp_path)
-        stop_thief(federation)
-        federation.join("west", https_proxy=proxy.url, no_proxy="")
-        federation.start("run", "run", "pfedpt", "rounds=2", "device=cpu", *SETTINGS["pfedpt"], "--out", "run")
-        simulated = simulate(tmp_path, "pfedpt", "rounds=2")
-        until(lambda: (tmp_path / "run" / "summary.json").exists() or not running(federation, "run"), PATIENCE)
-        assert federation.processes["run"].wait(60) == 0, federation.said("run")
+        with strangers((fed.port, fed.admin_port), 20, PATIENCE) as silent:
+            for site in NAMES[:2]:
+                federation.join(site)
+            start_thief(federation, tmp_path / "stolen")
+            check_refusals(federation, tmp_path)
+            stop_thief(federation)
+            federation.join("west", https_proxy=proxy.url, no_proxy="")
+            federation.start("run", "run", "pfedpt", "rounds=2", "device=cpu", *SETTINGS["pfedpt"], "--out", "run")
+            simulated = simulate(tmp_path, "pfedpt", "rounds=2")
+            until(lambda: (tmp_path / "run" / "summary.json").exists() or not running(federation, "run"), PATIENCE)
+            assert federation.processes["run"].wait(60) == 0, federation.said("run")
+            until(lambda: all(closed(connection) for connection in silent), PATIENCE)
         check_health(federation, proxy)
     finally:
         federation.close()
@@ -59,6 +67,9 @@ def test_three_sites_over_tls(tmp_path: Path, proxy: ConnectProxy) -> None:
     assert "round 2 · accuracy" in federation.said("run")
     assert furthest(server_tree(tmp_path / "run"), server_tree(simulated)) <= 1e-6
     check_what_a_site_holds(federation, tmp_path)
+    check_what_the_coordinator_knows(federation, tmp_path)
+    check_disks(federation)
+    check_audit_logs(federation)
 
 
 def check_health(federation: Loopback, proxy: ConnectProxy) -> None:
@@ -121,27 +132,6 @@ def check_refusals(federation: Loopback, folder: Path) -> None:
     assert handshake(port, root) == "refused"
 
 
-def listening(port: int) -> bool:
-    """Say whether someone listens on the port."""
-    with socket.socket() as one:
-        return one.connect_ex(("localhost", port)) == 0
-
-
-def handshake(port: int, root: Path, own: Path | None = None, key: Path | None = None) -> str:
-    """Dial the server with a certificate and its key, trusting it; return what it makes of us."""
-    context = ssl.create_default_context(cafile=root)
-    context.set_alpn_protocols(["h2"])
-    if own is not None:
-        context.load_cert_chain(own, key)
-    with socket.create_connection(("localhost", port), timeout=10) as plain:
-        try:
-            with context.wrap_socket(plain, server_hostname="localhost") as secured:
-                secured.settimeout(10)
-                return "accepted" if secured.recv(1) else "refused"  # HTTP/2 settings come without being asked for
-        except (ssl.SSLError, ConnectionError):
-            return "refused"
-
-
 def named(name: str) -> x509.Name:
     """Return a certificate's name for someone."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -184,3 +174,49 @@ def check_what_a_site_holds(federation: Loopback, folder: Path) -> None:
     Image.new("RGB", (32, 32), "white").save(folder / "photo.png")
     said = promptfed("predict", run, folder / "photo.png", "--json", cwd=folder)
     assert {entry["class"] for entry in json.loads(said.stdout)[0]["classes"]} == {"dark", "light"}
+
+
+def check_what_the_coordinator_knows(federation: Loopback, folder: Path) -> None:
+    """Find classes, sizes and counts in the coordinator's record, and of the images a salted digest alone."""
+    known = json.loads((folder / "run" / "sites.json").read_text())
+    assert (known["classes"], known["shape"]) == (["dark", "light"], [32, 32])
+    counts = {site: (about["train"], about["test"]) for site, about in known["sites"].items()}
+    assert counts == {"north": (11, 3), "south": (8, 2), "west": (12, 4)}
+    for site, about in known["sites"].items():
+        assert about["sources"]["images"] != digest_images(open_dataset(f"npz:{federation.files[site]}"))
+
+
+def check_disks(federation: Loopback) -> None:
+    """Find files that other users cannot open, and keys that whoever has the disk can: none has a password."""
+    state: Any = json.loads((federation.folder / "federation/ca/promptfed/state/cert.json").read_text())
+    for site in NAMES:
+        home = federation.home(site)
+        secret = [home / "identity.pem", home / "engine" / "startup" / "client.key"]
+        written = [path for path in (home / "runs").rglob("*") if path.is_file()]
+        assert stat.S_IMODE(home.stat().st_mode) == 0o700
+        for path in (*secret, *written, *home.glob("audit.*"), *home.glob("*.log")):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+        for pem in (*(path.read_bytes() for path in secret), state[site]["pri_key"].encode()):
+            serialization.load_pem_private_key(pem, None)
+
+
+def check_audit_logs(federation: Loopback) -> None:
+    """Change one site's log and cut off its end, set another's back as a whole: the command notices."""
+    known = json.loads((federation.folder / "federation" / "audits.json").read_text())["west"]
+    homes = {site: federation.home(site) for site in ("north", "west")}
+    north, west = ((home / "audit.jsonl").read_bytes().splitlines(keepends=True) for home in homes.values())
+    changed = b"".join(north[:-1]).replace(b'"kind": "fit"', b'"kind": "fat"', 1)
+    (homes["north"] / "audit.jsonl").write_bytes(changed)
+    head = json.loads(west[1])
+    (homes["west"] / "audit.jsonl").write_bytes(b"".join(west[:2]))
+    write_sealed(homes["west"] / "audit.head", {"n": head["n"], "hash": head["hash"]})
+    assert check_audit(homes["west"]).problems == []  # it could not be told here
+    back = ("--known", f"{known['n']}:{known['hash']}")
+    for site, more, sentences in (
+        ("north", (), ("was changed", f"ends at record {len(north) - 1}, and audit.head says that there were")),
+        ("west", back, (f"ends at record 2, and the coordinator was told of record {known['n']}",)),
+    ):
+        done = promptfed("sites", "audit", homes[site], *more, cwd=federation.folder)
+        assert done.returncode == 1
+        for sentence in sentences:
+            assert sentence in " ".join((done.stdout + done.stderr).split())

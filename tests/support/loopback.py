@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from promptfed.sites.provisioning import provision
+from support.real_processes import note
 from support.three_sites import NAMES, OPEN, write_sites
 
 # Many processes import the same packages: compile them once, wherever bytecode is not written beside the sources.
@@ -34,7 +36,14 @@ def free_ports(count: int) -> list[int]:
 def promptfed(*words: object, cwd: Path) -> "subprocess.CompletedProcess[str]":
     """Run a command to its end."""
     command = [sys.executable, "-m", "promptfed", *map(str, words)]
-    return subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=280, check=False)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=cwd, env=ENVIRONMENT, stdout=pipe, stderr=pipe, text=True) as process:
+        note(process)
+        try:
+            out, err = process.communicate(timeout=280)
+        finally:
+            process.kill()
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 class Loopback:
@@ -50,8 +59,7 @@ class Loopback:
         lines = [f"sites = [{names}]", f"port = {port}", f"admin_port = {admin_port}", *keys]
         (folder / "fed.toml").write_text("\n".join(lines))
         (folder / "terms.toml").write_text(OPEN)
-        made = promptfed("sites", "init", "fed.toml", cwd=folder)
-        assert made.returncode == 0, made.stderr
+        provision(folder / "fed.toml", folder / "federation")
 
     def start(self, name: str, *words: object, **environment: str) -> None:
         """Start one of our commands in the background."""
@@ -60,9 +68,16 @@ class Loopback:
     def start_command(self, name: str, *command: str, **environment: str) -> None:
         """Start a command in the background, at the head of its own process group."""
         with (self.folder / f"{name}.out").open("ab") as out:
-            self.processes[name] = subprocess.Popen(
-                command, cwd=self.folder, env=ENVIRONMENT | environment, stdout=out, stderr=out, start_new_session=True
+            process = subprocess.Popen(
+                list(command),
+                cwd=self.folder,
+                env=ENVIRONMENT | environment,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
             )
+        self.processes[name] = process
+        note(process)
 
     def start_all(self) -> None:
         """Start the server and all sites."""

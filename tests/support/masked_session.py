@@ -21,7 +21,7 @@ class Curious:
     """A coordinator that plays a session with the first site step by step, and may lie to it."""
 
     def __init__(self, folder: Path, *words: str) -> None:
-        self.folder = folder
+        self.folder, self.run, self.number = folder, "x", 0
         self.restart()
         self.recipe = recipe("fedavg", SECURE, *words).to_toml()
         self.others = {client: secure.fresh(client) for client in (1, 2)}
@@ -36,7 +36,7 @@ class Curious:
         self.worker: Worker = workers(self.folder)["north"]
 
     def ask(self, kind: str, content: Tree | None = None, **more: object) -> Message:
-        common = {"run": "x", "round": 0, "nonce": "0" * 32, "site": "north", "client": 0, "classes": []}
+        common = {"run": self.run, "round": self.number, "nonce": "0" * 32, "site": "north", "client": 0, "classes": []}
         head = common | {"kind": kind, "recipe": self.recipe, "session": "s", **more}
         return wire.unpack(self.worker.answer(wire.pack(Message(head, content or {}))), 2**30)
 
