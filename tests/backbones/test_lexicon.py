@@ -1,10 +1,13 @@
 """Texts beside the classes' own: sentences, words, and other names for the same towers, against transformers' CLIP."""
 
+import contextlib
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from promptfed.backbones.cached import Cached
 from promptfed.backbones.clip import CLIP, LoadedCLIP
@@ -36,6 +39,15 @@ def test_features_of_sentences_are_those_of_transformers(tmp_path: Path) -> None
     assert not found.requires_grad
     assert net.sentences(tuple(TEXTS)) is found  # a recorded step reads it again from where it is
     assert_close(net.sentences(TEXTS[2:])[0], net.zero_shot[0])
+
+
+@pytest.mark.parametrize("without_numbers", [FakeTensorMode(allow_non_fake_inputs=True), torch.device("meta")])
+def test_sentences_asked_for_without_numbers_are_not_kept(without_numbers: Any, tmp_path: Path) -> None:
+    net = loaded(tmp_path)
+    fresh = CLIP(SHAPE, len(NAMES), NAMES, str(tmp_path)).to(CPU)
+    with contextlib.suppress(RuntimeError, NotImplementedError), without_numbers:  # as a model's size is estimated
+        net.sentences(TEXTS)
+    assert net.sentences(TEXTS).equal(fresh.sentences(TEXTS))
 
 
 def test_words_are_rows_of_the_embedding(tmp_path: Path) -> None:

@@ -295,7 +295,10 @@ class LoadedCLIP(CLIP):
             frozen = self.frozen | _placed(words, self.zero_shot.device, self.frozen["start"].dtype)
             alone = frozen["start"].new_zeros(1, 0, self.text_arch.width)  # no context before them
             with torch.no_grad():
-                self.known[asked] = text.features(self.quick_arch, frozen, alone, chunk=self.chunk)
+                made = text.features(self.quick_arch, frozen, alone, chunk=self.chunk)
+            if type(made) is not Tensor or made.is_meta:  # whoever asks for shapes alone gets no numbers: none are kept
+                return made
+            self.known[asked] = made
         return self.known[asked]
 
     def words(self, said: str) -> Tensor:
