@@ -106,7 +106,9 @@ def _table(columns: Sequence[tuple[str, BenchmarkColumn]]) -> list[str]:
 
 
 def _head(column: BenchmarkColumn) -> str:
-    changed = [word for word in column["overrides"] if not word.startswith("backbone.")]
+    changed = [word for word in column["overrides"] if not re.match(r"([\w-]+:)?backbone\.", word)]
+    if named := [word for word in changed if word.startswith("data.name=")]:  # the other keys are that data set's
+        changed = [*named, *(word for word in changed if not word.startswith("data."))]
     otherwise = f" ({', '.join(changed)})" if changed else ""
     return f"S{question(column)[0]}: {column['title']}{otherwise}"
 

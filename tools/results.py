@@ -56,7 +56,8 @@ PLUGIN, ALONE = "pfedpt-t2-cifar10", "pfedpt-t1-cifar10"
 FEDAPT = "fedapt-office"
 RELIC = "relic-clematis"
 RATES = {"0.002": "relic-clematis-0.002", "0.005": RELIC, "0.02": "relic-clematis-0.02"}
-FIELD = ("field-shops-novel",)
+FIELD = ("field-s5-office", "field-s3-pets", "field-shops-novel")
+COST = ("sent", "seconds", "memory", "rounds95")
 SHOPS = tuple(f"fedapt-shops-{name}" for name in ("t1", "t2", "t3", "t4", "t5", "t6", "fig2"))
 
 
@@ -194,19 +195,29 @@ def personal_table(column: str) -> list[str]:
 
 
 def field_table(folder: str, column: str) -> list[str]:
-    """Return one column of a table of the field: every method at its best rate, and the measures beside its mean."""
+    """Return one column of a table of the field: every method at its best rate, and the measures beside its mean.
+
+    What runs cost is in the leaderboard.
+    """
     found = outcome(folder)
     title = next(one["title"] for one in found["columns"] if one["name"] == column)
-    rows = [one for one in found["rows"] if one["column"] == column]
+    other = next((word for word in found.get("overrides", []) if word.startswith("data.name=")), "")
+    rows = [one for one in found["rows"] if one["column"] == column and one["ours"]["mean"] is not None]
     best = [one["tuned"]["ours"] if one["tuned"] else one["ours"] for one in rows]
+    paired = {
+        one["row"]: f"{one['difference']:+.2f} ± {one['difference_error']:.2f}"
+        for one in found.get("statistics", {}).get("cells", [])
+        if one["column"] == column and one["difference_error"] is not None
+    }
     parts = [
         ("method", [one["title"] for one in rows]),
         ("own images, ± over seeds", [_spread(ours) for ours in best]),
-        *((name, [_two(ours["beside"][name]) for ours in best]) for name in found["measures"][1:]),
+        *([("− PromptFL, ± s.e.", [paired.get(one["row"], "") for one in rows])] if paired else []),
+        *((name, [_two(ours["beside"][name]) for ours in best]) for name in found["measures"][1:] if name not in COST),
         ("its rate", [_rate(one["tuned"]) for one in rows]),
         ("numbers sent a round", [f"{ours['traffic']['up_floats']:,}" for ours in best]),
     ]
-    return _markdown(title, parts)
+    return _markdown(f"{title}{f', with {other}' if other else ''}", parts)
 
 
 def plugin_table(column: str) -> list[str]:
