@@ -2,8 +2,10 @@
 
 The sites hold a frozen pretrained ViT and send 48 prompt tokens of width 160, 7,680 numbers each way, without training
 them (`fedvpt method.epochs=0`). A round's time is from one answer of the first site to its next, so all is in it that
-comes between: also the server's checkpoint, and the sites' own. With `--flower PYTHON`, a Python that has flwr
-installed, Flower's deployment sends as many numbers in the same run, over TLS, its clients doing nothing.
+comes between: also the server's checkpoint, and the sites' own. The CPU time of a round is that of all processes of the
+federation, in user and kernel mode, over the middle half of the rounds; other programs on the machine do not change it
+much. With `--flower PYTHON`, a Python that has flwr installed, Flower's deployment sends as many numbers in the same
+run, over TLS, its clients doing nothing; their processes end with every message, so their CPU time is not counted.
 """
 
 import argparse
@@ -42,6 +44,7 @@ class Measured:
     rounds: list[float]  # seconds of every round after the first
     memory: dict[str, list[float]]  # resident MB of every process, by role
     loads: str  # how often a site loaded its backbone
+    work: dict[str, float]  # CPU ms a round of all processes, by role; empty if not counted
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------
@@ -110,18 +113,34 @@ def wait(true: Callable[[], bool], doing: str, *needed: "subprocess.Popen[bytes]
         time.sleep(0.2)
 
 
-def resident(folder: Path, roles: dict[str, str]) -> dict[str, list[float]]:
-    """Return the resident MB of every process that works in `folder` or names it in its command line, by role."""
-    found: dict[str, list[float]] = {}
+def at_work(folder: Path, roles: dict[str, str]) -> Iterator[tuple[str, Path]]:
+    """Yield the role and /proc folder of every process that works in `folder` or names it in its command line."""
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             line = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             if str(folder) not in line and not (path / "cwd").readlink().is_relative_to(folder):
                 continue
-            role = next((role for role, word in roles.items() if word in line), None)
+            if (role := next((role for role, word in roles.items() if word in line), None)) is not None:
+                yield role, path
+
+
+def resident(folder: Path, roles: dict[str, str]) -> dict[str, list[float]]:
+    """Return the resident MB of every process of the federation, by role."""
+    found: dict[str, list[float]] = {}
+    for role, path in at_work(folder, roles):
+        with contextlib.suppress(OSError):
             pages = int((path / "statm").read_text().split()[1])
-            if role is not None:
-                found.setdefault(role, []).append(pages * os.sysconf("SC_PAGE_SIZE") / 2**20)
+            found.setdefault(role, []).append(pages * os.sysconf("SC_PAGE_SIZE") / 2**20)
+    return found
+
+
+def consumed(folder: Path, roles: dict[str, str]) -> dict[str, float]:
+    """Return the CPU ms that the processes of the federation have used so far, by role."""
+    found = dict.fromkeys(roles, 0.0)
+    for role, path in at_work(folder, roles):
+        with contextlib.suppress(OSError):
+            ticks = (path / "stat").read_text().rpartition(")")[2].split()[11:13]
+            found[role] += 1000 * sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
     return found
 
 
@@ -154,8 +173,8 @@ def provision(folder: Path, names: Sequence[str]) -> None:
 
 
 def answers(home: Path) -> list[float]:
-    """Return when a site sent its trained prompt, round by round."""
-    path = home / "outbox.jsonl"
+    """Return when a site sent its trained prompt, round by round, as its audit log says."""
+    path = home / "audit.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [line["time"] for line in map(json.loads, lines) if line["kind"] == "fit"]
 
@@ -174,13 +193,17 @@ def promptfed(folder: Path, sites: int, rounds: int) -> Measured:
         tests = (f"evaluate.every={rounds + 1}", "evaluate.after=false")
         run = started.start("run", *PROMPTFED, "run", *words, *tests, "--out", "run")
         home = folder / "homes" / names[0]
-        wait(lambda: len(answers(home)) > rounds // 2, "half of the rounds", run)
+        wait(lambda: len(answers(home)) > rounds // 4, "a quarter of the rounds", run)
+        first, before = len(answers(home)), consumed(folder, OURS)
+        wait(lambda: len(answers(home)) > 3 * rounds // 4, "three quarters of the rounds", run)
+        last, after = len(answers(home)), consumed(folder, OURS)
         memory = resident(folder, OURS)
+        work = {role: (after[role] - before[role]) / (last - first) for role in OURS}
         wait(lambda: (folder / "run" / "summary.json").exists(), "the end of the run", run)
     times = answers(home)
     traffic = json.loads((folder / "run" / "summary.json").read_text())["traffic"]
     assert traffic["up_floats"] == traffic["down_floats"] == FLOATS
-    return Measured("PromptFed on FLARE", sites, times[0] - began, gaps(times), memory, loads(folder / "homes"))
+    return Measured("PromptFed on FLARE", sites, times[0] - began, gaps(times), memory, loads(folder / "homes"), work)
 
 
 def loads(homes: Path) -> str:
@@ -297,7 +320,7 @@ def flower(folder: Path, sites: int, rounds: int, python: Path) -> Measured:
                 memory[role] = max(memory.get(role, []), found, key=sum)
             time.sleep(0.2)
     times = [float(line) for line in log.read_text().split()]
-    return Measured("Flower 1.41", sites, times[0] - began, gaps(times), memory, "no backbone")
+    return Measured("Flower 1.41", sites, times[0] - began, gaps(times), memory, "no backbone", {})
 
 
 def listening(port: int) -> bool:
@@ -314,16 +337,19 @@ def show(measured: Measured) -> None:
     ordered = sorted(measured.rounds)
     median, p90 = statistics.median(ordered), ordered[int(0.9 * (len(ordered) - 1))]
     total = sum(sum(found) for found in measured.memory.values())
-    cells = (measured.engine, measured.sites, len(ordered), f"{1000 * median:,.0f}", f"{1000 * p90:,.0f}")
+    work = f"{sum(measured.work.values()):,.0f}" if measured.work else "–"
+    cells = (measured.engine, measured.sites, len(ordered), f"{1000 * median:,.0f}", f"{1000 * p90:,.0f}", work)
     print(
         "|", " | ".join(map(str, (*cells, f"{measured.start:.1f}", f"{total:,.0f}", measured.loads))), "|", flush=True
     )
 
 
-def show_memory(measured: Measured) -> None:
+def show_processes(measured: Measured) -> None:
     """Print what each process takes."""
     for role, found in measured.memory.items():
-        print(f"| {measured.engine}, {measured.sites} sites | {role} | {len(found)} | {statistics.mean(found):,.0f} |")
+        work = f"{measured.work[role]:,.1f}" if measured.work else "–"
+        who = f"{measured.engine}, {measured.sites} sites | {role}"
+        print(f"| {who} | {len(found)} | {statistics.mean(found):,.0f} | {work} |")
 
 
 def fresh(folder: Path) -> Path:
@@ -344,8 +370,11 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that all processes are ended
     folder = (given.keep or Path(tempfile.mkdtemp())).resolve()
     done = []
-    print("| engine | sites | rounds | median ms | p90 ms | start s | MB, all processes | backbone loads a site |")
-    print("|---|--:|--:|--:|--:|--:|--:|---|")
+    print(
+        "| engine | sites | rounds | median ms | p90 ms | CPU ms a round, all processes | start s | MB, all processes "
+        "| backbone loads a site |"
+    )
+    print("|---|--:|--:|--:|--:|--:|--:|--:|---|")
     try:
         for sites in given.sites:
             done.append(promptfed(fresh(folder / f"promptfed-{sites}"), sites, given.rounds))
@@ -357,9 +386,9 @@ def main() -> None:
     finally:
         if given.keep is None:
             shutil.rmtree(folder, ignore_errors=True)
-    print("\n| | process | how many | MB each |\n|---|---|--:|--:|")
+    print("\n| | process | how many | MB each | CPU ms a round, all of them |\n|---|---|--:|--:|--:|")
     for measured in done:
-        show_memory(measured)
+        show_processes(measured)
 
 
 if __name__ == "__main__":
