@@ -19,7 +19,9 @@ from promptfed.core.files import write_json
 from promptfed.results.folder import names
 from promptfed.sites.coordinator import Busy, conduct
 from promptfed.sites.exchange import Deliver, PendingRequests, Silence
+from promptfed.sites.flare_letters import note_frames
 from promptfed.sites.flare_limits import leave_references
+from promptfed.sites.flare_waiting import Waiting, let_sites_wait
 from promptfed.sites.oversight import OUT, Oversight
 from promptfed.sites.settings import Federation, read_federation
 
@@ -40,7 +42,9 @@ class FlareExchange:
         abort: Signal,
         federation: Federation,
         revoked: Callable[[], frozenset[str]] = frozenset,
+        ring: Callable[[str], None] = lambda site: None,
     ) -> None:
+        self.ring = ring  # tells a site that waits for a task
         self.pending = PendingRequests()
         self.late, self.repeated = self.pending.late, self.pending.repeated
         self._controller, self._fl_ctx, self._abort, self._revoked = controller, fl_ctx, abort, revoked
@@ -76,6 +80,7 @@ class FlareExchange:
         data["request"], data["limit"] = request, self._limit
         task = Task(name=TASK, data=data, timeout=self._patience, result_received_cb=received)
         self._controller.send(task=task, fl_ctx=self._fl_ctx, targets=[site])
+        self.ring(site)
 
 
 class Conductor(Controller):  # type: ignore[misc]
@@ -85,16 +90,19 @@ class Conductor(Controller):  # type: ignore[misc]
         super().__init__(task_check_period=0.05)
         self.folder, self.federation = Path(folder), Path(federation)
         self._exchange: FlareExchange | None = None
+        self._waiting = Waiting()
 
     def start_controller(self, fl_ctx: FLContext) -> None:
-        """Limit what answers can do; all state is in the run folder."""
+        """Limit what answers can do, and let sites wait for requests; all state is in the run folder."""
         leave_references(fl_ctx)
+        note_frames()
+        let_sites_wait(self._waiting)
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """Run the remaining rounds."""
         federation = read_federation(self.federation)
         oversight = Oversight.of(self.federation.parent)
-        self._exchange = FlareExchange(self, fl_ctx, abort_signal, federation, oversight.revoked)
+        self._exchange = FlareExchange(self, fl_ctx, abort_signal, federation, oversight.revoked, self._waiting.ring)
         try:
             conduct(self.folder, federation, self._exchange, lambda line: None, oversight)
         except Aborted:
@@ -106,7 +114,8 @@ class Conductor(Controller):  # type: ignore[misc]
             self.log_error(fl_ctx, str(error))
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
-        """Do nothing: every finished round is already saved."""
+        """Send the sites away; every finished round is already saved."""
+        self._waiting.close()
 
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext

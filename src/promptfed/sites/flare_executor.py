@@ -11,6 +11,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from promptfed.sites.child_process import Child
+from promptfed.sites.flare_letters import send_letters
 from promptfed.sites.flare_limits import leave_references
 from promptfed.sites.worker_command import DATA, DEVICE, HOME, worker_command
 
@@ -46,6 +47,7 @@ class Site(Executor):  # type: ignore[misc]
         """Start the worker with the job, so that it is ready for the first request, and end it with the job."""
         if event_type == EventType.START_RUN:
             leave_references(fl_ctx)
+            send_letters(fl_ctx.get_engine().get_cell())
             self._worker(fl_ctx).start()
         elif event_type == EventType.END_RUN:
             self.close()
