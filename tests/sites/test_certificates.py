@@ -19,8 +19,9 @@ from promptfed.sites import certificates
 from promptfed.sites.certificates import renew, require_valid, revoke, validities
 from promptfed.sites.flare_port import Peer, refusal
 from promptfed.sites.kits import RENEWAL, expiry, newest, read_kit, take_renewal
-from promptfed.sites.oversight import Oversight, Revocations, key_digest, read_audits
+from promptfed.sites.oversight import Oversight, read_audits
 from promptfed.sites.provisioning import provision
+from promptfed.sites.revocations import Revocations, key_digest
 from promptfed.sites.settings import Federation, read_federation
 
 DAY = datetime.timedelta(days=1)

@@ -1,5 +1,7 @@
 """A site waits for its task at the server, and small messages travel as one frame."""
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,16 +12,19 @@ from typing import Any
 import pytest
 from nvflare.apis.fl_constant import ServerCommandKey, ServerCommandNames
 from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
 from nvflare.fuel.f3.cellnet.defs import CellChannel
 from nvflare.fuel.f3.message import Message
 from nvflare.private.defs import SpecialTaskName
+from nvflare.private.fed.client import client_runner
 
 from promptfed.sites import flare_letters
-from promptfed.sites.flare_letters import LARGEST, PATIENCE, Letters, fits
+from promptfed.sites.flare_letters import LARGEST, PATIENCE, Letters, fits, send_letters
 from promptfed.sites.flare_waiting import Found, Waiting
 
 NOTHING: Found = ("", "", None)
 TASK: Found = ("work", "1", Shareable())
+SIGNAL = Signal()
 
 
 @contextmanager
@@ -93,7 +98,7 @@ def message(**content: object) -> Any:
 
 
 def named(topic: str, request: Any, channel: str = CellChannel.SERVER_COMMAND) -> dict[str, Any]:
-    more = {"target": "server.job", "timeout": 300.0, "optional": True, "abort_signal": None}
+    more = {"target": "server.job", "timeout": 300.0, "optional": True, "abort_signal": SIGNAL}
     return {"channel": channel, "topic": topic, "request": request, **more}
 
 
@@ -123,6 +128,26 @@ def test_a_task_that_fits_no_frame_is_asked_for_by_a_stream() -> None:
         cell.replies = [reply]
         assert letters.send_request(**named(ServerCommandNames.GET_TASK, message())) is reply
     assert cell.sent == ["frame", "frame", "stream", "stream", "stream", "frame"]
+
+
+def test_nobody_waits_for_a_reply_in_a_job_that_is_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_runner.ClientRunner, "_check_task_once", None)
+    cell, ending, waiter = Recorded(), Signal(), threading.Event()
+    cell.core_cell.waiters = {"1": waiter}
+    send_letters(cell, ending)
+    assert not waiter.is_set()
+    ending.trigger(True)
+    assert ending.triggered
+    assert waiter.is_set()
+    cell.replies = [reply := Message()]
+    assert cell.send_request(**named(ServerCommandNames.GET_TASK, message()) | {"abort_signal": ending}) is reply
+    assert cell.sent == ["stream"]  # which ends by itself
+
+
+def test_what_the_engine_loads_at_a_site_needs_no_torch() -> None:
+    modules = ", ".join(f"promptfed.sites.flare_{name}" for name in ("limits", "heartbeat", "executor"))
+    look = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", look], check=False, timeout=60).returncode == 0
 
 
 def test_only_who_asked_by_a_frame_must_ask_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ import pytest
 from promptfed.core.errors import PromptFedError
 from promptfed.sites import audit_log, coordinator, wire
 from promptfed.sites.admin_session import connected
-from promptfed.sites.oversight import OUT, REVOKED, Oversight, Revocations
+from promptfed.sites.oversight import Oversight
+from promptfed.sites.revocations import OUT, REVOKED, Revocations
 from promptfed.sites.settings import Federation
 from support.hostile_site import WAIT, Harm
 from support.loopback import Loopback, promptfed, rounds, until

@@ -160,7 +160,7 @@ def revoke(
 def warn_of_certificates(home: Path, federation: "Federation") -> None:
     """Say which sites are revoked, and which certificates end soon."""
     from promptfed.sites import certificates
-    from promptfed.sites.oversight import REVOKED, read_revoked
+    from promptfed.sites.revocations import REVOKED, read_revoked
 
     for site in read_revoked(home / REVOKED)["sites"]:
         say(f"{site} is revoked; it gets a new kit by: promptfed sites renew {site}")

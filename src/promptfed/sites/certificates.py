@@ -15,8 +15,8 @@ from promptfed.core.errors import PromptFedError, choice
 from promptfed.core.files import held, private, write_json
 from promptfed.sites.flare_workspace import ORGANISATION
 from promptfed.sites.kits import AUTHORITY, CERTIFICATE, KEY, Kit, write_kit, write_renewal
-from promptfed.sites.oversight import REVOKED, key_digest, read_revoked
 from promptfed.sites.provisioning import ADMIN, ROOT_DAYS
+from promptfed.sites.revocations import REVOKED, key_digest, read_revoked
 from promptfed.sites.settings import Federation
 from promptfed.sites.signed_requests import SERVER_CERTIFICATE, SERVER_KEY
 

@@ -22,7 +22,8 @@ from promptfed.sites.exchange import Deliver, PendingRequests, Silence
 from promptfed.sites.flare_letters import note_frames
 from promptfed.sites.flare_limits import leave_references
 from promptfed.sites.flare_waiting import Waiting, let_sites_wait
-from promptfed.sites.oversight import OUT, Oversight
+from promptfed.sites.oversight import Oversight
+from promptfed.sites.revocations import OUT
 from promptfed.sites.settings import Federation, read_federation
 
 TASK = "work"  # the only task there is

@@ -47,7 +47,7 @@ class Site(Executor):  # type: ignore[misc]
         """Start the worker with the job, so that it is ready for the first request, and end it with the job."""
         if event_type == EventType.START_RUN:
             leave_references(fl_ctx)
-            send_letters(fl_ctx.get_engine().get_cell())
+            send_letters(fl_ctx.get_engine().get_cell(), fl_ctx.get_run_abort_signal())
             self._worker(fl_ctx).start()
         elif event_type == EventType.END_RUN:
             self.close()

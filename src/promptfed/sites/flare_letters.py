@@ -20,7 +20,7 @@ from nvflare.private.fed.client import client_runner
 from nvflare.private.fed.server.server_command_agent import ServerCommandAgent
 
 LARGEST = 2**21  # bytes of what is sent as one frame; a larger message goes in pieces, beside others
-PATIENCE = 20.0  # seconds until a frame is not waited for any more
+PATIENCE = 60.0  # seconds until a frame is not waited for any more
 _asked = threading.local()  # by a frame, in the thread that works on a request
 
 
@@ -68,14 +68,25 @@ class Letters:
         )
 
     def _sent(self, by_frame: bool, named: dict[str, Any]) -> Any:
-        if not by_frame:
+        if not by_frame or named["abort_signal"].triggered:
             return self._stream(**named)
         named["request"].set_header(MessageHeaderKey.PAYLOAD_LEN, 0)  # FLARE logs it; only a stream's is filled in
         given = {key: named[key] for key in ("channel", "topic", "target", "request", "optional")}
         return self._frame(**given, timeout=PATIENCE)
 
 
-def send_letters(cell: Any) -> None:
-    """Let a site's job send what is small as frames, and its answers without first asking whether they are wanted."""
+def send_letters(cell: Any, ending: Any) -> None:
+    """Let a site's job send what is small as frames, and its answers without first asking whether they are wanted.
+
+    When FLARE's signal that the job is `ending` comes, no reply is waited for any more.
+    """
     cell.send_request = Letters(cell).send_request
     client_runner.ClientRunner._check_task_once = lambda runner, task_id, fl_ctx: client_runner._TASK_CHECK_RESULT_OK
+    trigger = ending.trigger
+
+    def release(value: Any) -> None:
+        trigger(value)
+        for waiter in list(cell.core_cell.waiters.values()):
+            waiter.set()
+
+    ending.trigger = release

@@ -18,7 +18,7 @@ from nvflare.fuel.f3.drivers.grpc_driver import StreamConnection
 from nvflare.fuel.f3.sfm.constants import Types
 from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 
-from promptfed.sites.oversight import Revocations, key_digest
+from promptfed.sites.revocations import Revocations, key_digest
 
 log = logging.getLogger("promptfed.port")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from promptfed.core.errors import PromptFedError
 from promptfed.core.files import write_json
 from promptfed.sites.kits import AUTHORITY, CERTIFICATE, KEY, Kit
-from promptfed.sites.oversight import REVOKED
+from promptfed.sites.revocations import REVOKED
 
 ORGANISATION = "promptfed"
 SCHEME = "grpc"  # its TLS handshakes run beside each other; those of FLARE's "tcp" stop one another

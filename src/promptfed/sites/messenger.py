@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from promptfed.core.errors import PromptFedError
 from promptfed.sites import wire
 from promptfed.sites.exchange import Exchange, Silence
-from promptfed.sites.oversight import OUT, Oversight
+from promptfed.sites.oversight import Oversight
+from promptfed.sites.revocations import OUT
 from promptfed.sites.settings import Federation
 from promptfed.sites.versions import PACKED_BY, SENT, find_mismatch
 from promptfed.sites.wire import Header, Message, NotFinite, Refused

@@ -4,71 +4,24 @@ FEDERATION/revoked.json    the sites that are out, and digests of public keys th
 FEDERATION/audits.json     the number and hash of each site's last audit record, as its answers told them
 """
 
-import hashlib
 import json
 import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from promptfed.core.errors import PromptFedError
 from promptfed.core.files import held, write_json
 from promptfed.sites.audit_log import AUDIT
+from promptfed.sites.revocations import REVOKED, Revocations
 from promptfed.sites.signed_requests import SIGNED, Signer, load_signer
 from promptfed.sites.wire import Header
 
-if TYPE_CHECKING:
-    from cryptography.x509 import Certificate
-
-REVOKED, AUDITS = "revoked.json", "audits.json"
-OUT = "its certificate is revoked"
+AUDITS = "audits.json"
 HASH = re.compile("[0-9a-f]{64}")
 MOST = 2**53  # records
-
-
-@dataclass
-class Revocations:
-    """The revoked sites and keys in a file, which may change at any time."""
-
-    path: Path
-    sites: frozenset[str] = frozenset()
-    keys: frozenset[str] = frozenset()
-    _read: tuple[int, int] | None = None
-
-    def refresh(self) -> "Revocations":
-        """Read the file again if it has changed."""
-        try:
-            state = self.path.stat()
-        except FileNotFoundError:
-            self.sites = self.keys = frozenset()
-            self._read = None
-            return self
-        if self._read != (found := (state.st_mtime_ns, state.st_ino)):
-            content = read_revoked(self.path)
-            self.sites, self.keys = frozenset(content["sites"]), frozenset(content["keys"])
-            self._read = found
-        return self
-
-
-def key_digest(certificate: "Certificate") -> str:
-    """Return what a certificate's key is known by, whatever certificate it is in."""
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
-    key = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    return hashlib.sha256(key).hexdigest()
-
-
-def read_revoked(path: Path) -> dict[str, Any]:
-    """Return who is revoked since when, and whose keys are no longer good."""
-    if not path.exists():
-        return {"sites": {}, "keys": {}}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return {"sites": dict(content["sites"]), "keys": dict(content["keys"])}
-    except (ValueError, KeyError, TypeError) as error:  # nobody is let in by a file that was damaged
-        raise PromptFedError(f"{path} is damaged, so who is revoked is unknown; restore it from a backup.") from error
 
 
 @dataclass
