@@ -43,14 +43,11 @@ class CelebA:
         (root,) = folders_of(self.name)
         images = self._chosen(root)
         people = tuple(str(who) for who in sorted(set(images.values())))
+        photos = [Photo(path, False, self.name, str(who)) for path, who in images.items()]
+        classes, domains = (_words(self.attribute), people) if self.attribute else (people, (self.name,))
         if self.attribute:
-            words = self.attribute.replace("_", " ").lower()
-            classes, domains = (f"face, not {words}", f"face, {words}"), people
             has = read_attribute(root, self.attribute)
-            photos = [Photo(path, False, str(who), classes[_told(has, path)]) for path, who in images.items()]
-        else:
-            classes, domains = people, (self.name,)
-            photos = [Photo(path, False, self.name, str(who)) for path, who in images.items()]
+            photos = [replace(one, domain=one.label, label=classes[_told(has, one.path)]) for one in photos]
         album = Album(self.name, root, photos, classes, domains)
         kind = f"{self.identity}-{self.least}" + ("-people" if self.attribute else "")
         data = read_album(album, self.size, self.skip_corrupt, f"data/{self.name}/parsed/{kind}")
@@ -117,6 +114,12 @@ def read_attribute(root: Path, wanted: str) -> dict[str, bool]:
             f"{path} is not the list of attributes: a number, their names, and lines such as 000001.jpg -1 1 1: "
             f"{type(problem).__name__}: {problem}."
         ) from problem
+
+
+def _words(attribute: str) -> tuple[str, ...]:
+    """Return the names of the classes without an attribute and with it."""
+    words = attribute.replace("_", " ").lower()
+    return f"face, not {words}", f"face, {words}"
 
 
 def _told(has: Mapping[str, bool], path: Path) -> bool:
