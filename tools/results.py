@@ -198,7 +198,7 @@ def personal_table(column: str) -> list[str]:
 def further_rows() -> list[str]:
     """Return the rows of Office-Caltech10 whose runs were not kept: what `promptfed reproduce` printed of them."""
     rows = []
-    for path in sorted((RESULTS / PRINTED).glob("*.md")):
+    for path in sorted((RESULTS / PRINTED).glob("*.txt")):
         printed = [line.strip("| ").split(" | ") for line in path.read_text("utf-8").splitlines() if line[:2] == "| "]
         head, *found = printed
         mine = next(name for name in ("best of grid", "ours") if name in head)
