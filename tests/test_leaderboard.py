@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 from promptfed.papers.rendering import read_table
+from promptfed.papers.reproduce import find_table
 from support.scripts import load_script
 
 ROOT = Path(__file__).parents[1]
@@ -44,10 +45,11 @@ def test_every_cell_is_the_committed_number_and_leads_to_its_recipe(board: Modul
             ours = entry["tuned"]["ours"] if entry["tuned"] else entry["ours"]
             if ours["mean"] is None:
                 continue
-            cell = entry["row"] if len(outcome["columns"]) == 1 else f"{entry['column']}/{entry['row']}"
+            cell = find_table(outcome["table"]).cell_name(entry["column"], entry["row"])
             assert f"[{ours['mean']:.2f}" in page
             assert f"]({folder.name}/recipes.md#{cell.replace('/', '')})" in page
             assert f"\n## {cell}\n" in recipes
+            assert f"\npromptfed run {outcome['table']}/{cell} " in recipes
             assert all(f"`{digest}`" in recipes for digest in ours["recipe_hashes"].values())
             seen += 1
     assert seen >= 7

@@ -369,3 +369,14 @@ def test_pfedpts_runs_are_those_of_the_tables_with_the_keys_the_page_names(name:
         assert {int(seed): replace(recipe, seed=int(seed)).hash for seed in entry["ours"]["recipe_hashes"]} == {
             int(seed): value for seed, value in entry["ours"]["recipe_hashes"].items()
         }
+
+
+def test_the_readme_tells_the_fields_accuracies(results: ModuleType) -> None:
+    rows = results.outcome("field-s5-office")["rows"]
+    best = {one["row"]: one["tuned"]["ours"] for one in rows if one["column"] == "camera" and one["tuned"]}
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    named = {"promptfl": "PromptFL", "pfedmoap": "pFedMoAP", "fedapt": "FedAPT"}
+    told_so = ", ".join(f"{title} {best[row]['mean']:.2f}" for row, title in named.items())
+    shares = best["class-shares"]
+    assert f"{told_so}, and {shares['mean']:.2f} for a shared head with class shares" in readme
+    assert all(shares["traffic"]["up_floats"] < best[row]["traffic"]["up_floats"] for row in named)

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import mean
 
 from promptfed.papers.benchmark import BenchmarkColumn, BenchmarkRow, columns_of, recipe_of
-from promptfed.papers.plan import overrides_of
+from promptfed.papers.plan import overrides_of, words_for
 from promptfed.papers.rendering import read_table
 from promptfed.papers.reproduce import find_table
 from promptfed.papers.statistics import ranks_in
@@ -179,7 +179,8 @@ def _recipe(column: BenchmarkColumn, row: BenchmarkRow) -> list[str]:
 
 
 def _words(column: BenchmarkColumn, row: BenchmarkRow) -> list[str]:
-    return [*column["overrides"], *overrides_of(row["setting"])]
+    cell = find_table(column["table"]).cells()[_cell(column, row)]
+    return words_for(cell, [*column["overrides"], *overrides_of(row["setting"])])
 
 
 def _cell(column: BenchmarkColumn, row: BenchmarkRow) -> str:

@@ -10,6 +10,7 @@ beside it with what `promptfed quality` and `promptfed audit` found.
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 from statistics import mean, stdev
@@ -50,7 +51,7 @@ PFEDPT = (
 )
 # Table 1 again, on the authors' own clients and measured as they measure
 AUTHORS = ("pfedpt-t1-authors-dirichlet", "pfedpt-t1-authors-iid", "pfedpt-t1-authors-pathological")
-PERSONAL = "pfedvpt-personal"
+PERSONAL, PRINTED = "pfedvpt-personal", "office-prompts"
 # Table 2 with the prompt; without it, its cells are those of Table 1
 PLUGIN, ALONE = "pfedpt-t2-cifar10", "pfedpt-t1-cifar10"
 FEDAPT = "fedapt-office"
@@ -192,6 +193,23 @@ def personal_table(column: str) -> list[str]:
         ("numbers sent a round", [f"{ours['traffic']['up_floats']:,}" for ours in tuned]),
     ]
     return _markdown(title, parts)
+
+
+def further_rows() -> list[str]:
+    """Return the rows of Office-Caltech10 whose runs were not kept: what `promptfed reproduce` printed of them."""
+    rows = []
+    for path in sorted((RESULTS / PRINTED).glob("*.txt")):
+        printed = [line.strip("| ").split(" | ") for line in path.read_text("utf-8").splitlines() if line[:2] == "| "]
+        head, *found = printed
+        mine = next(name for name in ("best of grid", "ours") if name in head)
+        deviation = re.search(r"`method.lr`: \S+ → (\S+)\.$", path.read_text("utf-8"), re.MULTILINE)
+        for row in found:
+            cells = dict(zip(head, (cell.replace("**", "") for cell in row), strict=True))
+            rate = deviation[1] if deviation else cells["chosen"].removeprefix("lr=")
+            rows.append((cells["method"], cells[mine], rate, cells["down + up"].split(" + ")[0]))
+    names = ("method", "mean, ± over seeds", "its rate", "numbers sent a round")
+    title = "Office-Caltech10 at 224 pixels, further rows"
+    return _markdown(title, list(zip(names, map(list, zip(*rows, strict=True)), strict=True)))
 
 
 def field_table(folder: str, column: str) -> list[str]:
@@ -423,7 +441,7 @@ def demo_page() -> list[list[str]]:
 
 def pfedvpt_page() -> list[list[str]]:
     """Return our own comparison, column by column."""
-    return [personal_table(one["name"]) for one in outcome(PERSONAL)["columns"]]
+    return [*(personal_table(one["name"]) for one in outcome(PERSONAL)["columns"]), further_rows()]
 
 
 def pfedpt_page() -> list[list[str]]:

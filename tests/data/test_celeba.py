@@ -7,6 +7,7 @@ import pytest
 from promptfed.core.errors import PromptFedError
 from promptfed.data import add, open_dataset
 from promptfed.data.celeba import read_identities
+from promptfed.data.facts import find_domains
 from support.small_sites import paint
 
 
@@ -39,6 +40,52 @@ def test_everyone_with_enough_images(tmp_path: Path) -> None:
     data = open_dataset("celeba", size=2, identity=0, least=2, test_fraction=0.0)
     assert data.classes == ("9", "10")
     assert data.labels.tolist() == [1, 0, 1, 0]
+
+
+def test_every_person_a_domain_and_an_attribute_to_tell(tmp_path: Path) -> None:
+    root = write(tmp_path / "celeba", [7, 7, 7, 7, 5, 5, 5, 5, 9], ".", "img_align_celeba")
+    smiles = (1, 1, -1, -1, 1, 1, 1, 1, 1)
+    lines = [f"{number:06}.jpg -1  {smile}\n" for number, smile in enumerate(smiles, 1)]
+    (root / "list_attr_celeba.txt").write_text("9\nBald Smiling \n" + "".join(lines))
+    add("celeba", root)
+    options = {"size": 2, "identity": 0, "least": 4, "attribute": "Smiling", "test_fraction": 0.5}
+    data = open_dataset("celeba", **options)
+    assert (data.classes, data.domain_names) == (("face, not smiling", "face, smiling"), ("5", "7"))
+    assert data.labels.tolist() == [1, 1, 0, 0, 1, 1, 1, 1]
+    assert data.domains.tolist() == [1] * 4 + [0] * 4
+    assert [int(data.test[data.domains == person].sum()) for person in (0, 1)] == [2, 2]
+    assert find_domains("celeba", **options) == ("5", "7")
+    assert find_domains("celeba") == ("celeba",)
+    drawn = {find_domains("celeba", **options, people=1, seed=seed) for seed in range(8)}
+    assert drawn == {("5",), ("7",)}
+    with pytest.raises(PromptFedError, match=r"has 2 people with 4 images, fewer than data\.people=3; lower"):
+        open_dataset("celeba", **options, people=3)
+    with pytest.raises(PromptFedError, match=r'"Smiles" in list_attr_celeba\.txt; did you mean "Smiling"'):
+        open_dataset("celeba", **options | {"attribute": "Smiles"})
+    (root / "list_attr_celeba.txt").write_text("9\nBald Smiling\n000001.jpg -1 0\n")
+    with pytest.raises(PromptFedError, match=r"is not the list of attributes: .*KeyError"):
+        open_dataset("celeba", **options)
+    (root / "list_attr_celeba.txt").write_text("9\nBald Smiling\n000001.jpg -1 1\n")
+    with pytest.raises(PromptFedError, match=r"list_attr_celeba\.txt does not list 000002\.jpg"):
+        open_dataset("celeba", **options)
+    (root / "list_attr_celeba.txt").unlink()
+    with pytest.raises(PromptFedError, match=r"lacks list_attr_celeba\.txt, .* for data\.attribute=Smiling"):
+        open_dataset("celeba", **options)
+
+
+def test_a_part_of_the_set(tmp_path: Path) -> None:
+    root = write(tmp_path / "celeba", [3, 3, 3, 4, 4, 4], ".", "Celeb")
+    listed = root / "identity_CelebA.txt"
+    listed.write_text("image identity\n" + listed.read_text())
+    for number in (1, 5):
+        (root / "Celeb" / f"{number:06}.jpg").unlink()
+    add("celeba", root)
+    data = open_dataset("celeba", size=2, identity=0, least=2, part=True, test_fraction=0)
+    assert data.images[:, 0, 0, 0].tolist() == [2, 3, 4, 6]
+    assert data.classes == ("3", "4")
+    missing = r"2 of 6 listed images are not in .*Celeb, such as 000001\.jpg; data\.part=true takes those"
+    with pytest.raises(PromptFedError, match=missing):
+        open_dataset("celeba", size=2, identity=0, least=2)
 
 
 @pytest.mark.parametrize(("options", "who"), [({}, "identity 2820"), ({"identity": 0}, "anyone with 20 images")])

@@ -53,6 +53,7 @@ def test_the_names() -> None:
         "office-caltech10",
         "office31",
         "oxford-pets",
+        "retina",
         "stanford-cars",
         "tiny-imagenet",
     ]

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from promptfed.core.errors import PromptFedError
+from promptfed.data.facts import find_domains
 from promptfed.papers.plan import cell_recipe
 from promptfed.papers.reproduce import find_table
 from promptfed.runs import config, registry
@@ -14,11 +15,11 @@ from promptfed.runs.checks import toy_loop
 FIELD = [name for name in registry.tables() if name.startswith("field/")]
 SIZES = {
     "s1-global": (20, 4),
-    "s2-personal": (33, 3),
-    "s3-novel": (20, 1),
-    "s4-shots": (20, 5),
+    "s2-personal": (33, 4),
+    "s3-novel": (20, 4),
+    "s4-shots": (20, 20),
     "s4-own-shots": (27, 5),
-    "s5-domains": (34, 2),
+    "s5-domains": (34, 4),
     "s6-unseen": (21, 4),
     "s7-other-data": (17, 1),
     "s9-privacy": (24, 8),
@@ -123,6 +124,11 @@ def test_base_to_novel(name: str) -> None:
         (recipe,) = config.expand(cell.recipe, [], cell.name)
         assert (recipe.data["half"], recipe.partition["name"]) == ("base", "disjoint-random")
         assert recipe.evaluate["sets"] == "own-names+base+novel"
+        shots = cell.column.name.rpartition("s")[2] if "shots" in name else "4" if "shops" in name else "16"
+        assert recipe.data["shots"] == int(shots)
+        if "shops" not in name:
+            # a client has a class at least: EuroSAT's base classes are five
+            assert recipe.clients == (5 if recipe.data["name"] == "eurosat" else 10)
 
 
 @pytest.mark.parametrize("row", sorted(rows(find_table("field/shops-domains")) - rows(find_table("field/shops-novel"))))
@@ -135,9 +141,25 @@ def test_who_is_left_out_of_novel_classes_would_be_refused(row: str) -> None:
 
 @pytest.mark.parametrize("name", DOMAINS)
 def test_domains_once_each_and_five_times_each(name: str) -> None:
-    one, five = find_table(name).columns
+    one, five, *_ = find_table(name).columns
     assert (len(one.clients), one.recipe["clients"], five.recipe["clients"]) == (4, 4, 20)
     assert five.recipe["partition"] == {"name": "domain-dirichlet", "alpha": 0.3}
+
+
+def test_a_client_a_site_and_a_key_for_each() -> None:
+    table = find_table("field/s5-domains")
+    for column in (one for one in table.columns if one.recipe["partition"]["name"] == "domain"):
+        (recipe,) = config.expand(table.cells()[f"{column.name}/fedapt"].recipe, [], column.name)
+        domains = find_domains(recipe.data["name"])
+        assert (column.clients, recipe.clients, recipe.method["domains"]) == (domains, len(domains), len(domains))
+
+
+def test_a_column_of_another_data_set_has_its_own_grid() -> None:
+    for name in ("s2-personal", "s4-shots", "s5-domains"):
+        table = find_table(f"field/{name}")
+        sets = {one.name: one.recipe.get("data", {}).get("name", table.base["data"]["name"]) for one in table.columns}
+        for column in table.columns:
+            assert sets[column.tune_on or table.tune_on] == sets[column.name]
 
 
 @pytest.mark.parametrize("name", UNSEEN)
@@ -156,7 +178,12 @@ def test_own_labels() -> None:
     for column in table.columns:
         (recipe,) = config.expand(table.cells()[f"{column.name}/promptfl"].recipe, [], column.name)
         settings[column.name] = recipe.clients, recipe.per_round, recipe.rounds
-    assert settings == {"dir01": (100, 10, 100), "dir05": (100, 10, 100), "disjoint": (10, 0, 50)}
+    assert settings == {
+        "dir01": (100, 10, 100),
+        "dir05": (100, 10, 100),
+        "disjoint": (10, 0, 50),
+        "people": (100, 10, 100),
+    }
 
 
 @pytest.mark.parametrize("name", [PRIVATE[1], pytest.param(PRIVATE[0], marks=pytest.mark.slow)])

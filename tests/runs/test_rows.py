@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from promptfed.core.errors import PromptFedError
+from promptfed.papers.plan import TablePlan, plan_table
 from promptfed.runs import registry
 from promptfed.runs.cells import PaperTable, read_cells
 
@@ -63,6 +64,16 @@ def test_a_cell_is_base_column_kind_and_row_and_is_there_where_the_row_fits(tmp_
     ]
 
 
+def test_a_column_changes_single_rows_and_may_have_its_own_grid(tmp_path: Path) -> None:
+    table = read(tmp_path, 'tune_on = "left"' + TABLE + 'tune_on = "right"\nrows.one.method = { epochs = 7 }\n')
+    cells = table.cells()
+    assert cells["right/one"].recipe["method"] == {"lr": 0.1, "epochs": 7, "name": "fedavg"}
+    assert cells["left/one"].recipe["method"]["epochs"] == 1
+    planned = plan_table(table, TablePlan(tmp_path / "out", tune=True))
+    folders = {name: {job.folder.parent.parent.name for _, job in tried} for name, tried in planned.trials.items()}
+    assert folders == {"left/one": {"left"}, "left/two": {"left"}, "right/one": {"right"}}
+
+
 def test_what_all_columns_ask_leaves_rows_out(tmp_path: Path) -> None:
     table = read(tmp_path, 'asks = ["server"]' + TABLE)
     assert [row.name for row in table.rows] == ["one"]
@@ -114,6 +125,8 @@ MISTAKES = {
     "unknown question": (TABLE.replace('["novel"]', '["navel"]'), ROWS, 'did you mean "novel"?'),
     "a gift that none needs": (TABLE.replace('["domains"]', '["domain"]'), ROWS, 'did you mean "domains"?'),
     "unknown column of the grids": ('tune_on = "rigth"' + TABLE, ROWS, 'did you mean "right"?'),
+    "unknown column of a column's grid": (TABLE + 'tune_on = "lift"\n', ROWS, 'did you mean "left"?'),
+    "unknown row of a column": (TABLE + "rows.thre.rounds = 4\n", ROWS, "unknown row"),
     "unknown row of the statistics": ('statistics = "on"' + TABLE, ROWS, 'did you mean "one"?'),
     "a kind that is none": (TABLE, ROWS.replace("[kinds.text]", "[kinds.text]\nlr = 1\n", 1), "unknown key"),
     "a table in the rows": (TABLE, "title = 'x'\n" + ROWS, "unknown key"),

@@ -10,7 +10,7 @@ import os
 import shutil
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from promptfed.core.errors import PromptFedError
@@ -65,6 +65,16 @@ def status_of(name: str) -> tuple[bool, Path, int]:
     present = bool(record) and all(Path(place).is_dir() for place in record)
     where = Path(next(iter(record))) if len(record) == 1 else home() / "data" / name
     return present, where, sum(record.values())
+
+
+def folder_with(root: Path, names: Iterable[str]) -> Path | None:
+    """Return the folder, `root` or one below it, in which folders of all these names are."""
+    wanted = set(names)
+    for top, folders, _ in os.walk(root):
+        if wanted <= set(folders):
+            return Path(top)
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
+    return None
 
 
 def _record(name: str) -> dict[str, int]:

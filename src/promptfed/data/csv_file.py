@@ -51,17 +51,17 @@ def read_table(path: Path, required: Sequence[str], known: Sequence[str]) -> lis
     try:
         columns = [name.strip() for name in next(reader, [])]
         columns = [name.lower() if name.lower() in known else name for name in columns]
-        _check_columns(columns, required, path)
+        check_columns(columns, required, path)
         rows = []
         for values in reader:
             if any(value.strip() for value in values):
-                rows.append((reader.line_num, _row(columns, values, f"{path}, line {reader.line_num}")))
+                rows.append((reader.line_num, read_row(columns, values, f"{path}, line {reader.line_num}")))
         return rows
     except csv.Error as problem:
         raise PromptFedError(f"{path}, line {reader.line_num} is not valid CSV: {problem}.") from problem
 
 
-def _check_columns(columns: Sequence[str], required: Sequence[str], path: Path) -> None:
+def check_columns(columns: Sequence[str], required: Sequence[str], path: Path) -> None:
     """Refuse a first line that does not name the columns, each once."""
     for name in required:
         if name not in columns:
@@ -72,7 +72,7 @@ def _check_columns(columns: Sequence[str], required: Sequence[str], path: Path) 
             raise PromptFedError(f'{path} has two columns called "{name}".')
 
 
-def _row(columns: Sequence[str], values: Sequence[str], where: str) -> Row:
+def read_row(columns: Sequence[str], values: Sequence[str], where: str) -> Row:
     """Return the values of one line by column."""
     if len(values) != len(columns):
         raise PromptFedError(f"{where} has {len(values)} values for {len(columns)} columns.")

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 from promptfed.core import options
 from promptfed.core.errors import PromptFedError, choice
 from promptfed.core.options import Count, Share, Whole
-from promptfed.data import celeba, dermoscopic, domainnet, flowers, office, published
+from promptfed.data import celeba, dermoscopic, domainnet, flowers, office, published, retina
 from promptfed.data.archives import read_cifar10, read_cifar100, read_fashion_mnist, read_tiny_imagenet
 from promptfed.data.by_hand import register, status_of
 from promptfed.data.celeba import CelebA
@@ -29,6 +29,7 @@ from promptfed.data.parquet import HubParquet
 from promptfed.data.parsed import cached
 from promptfed.data.photos import Album
 from promptfed.data.published import Caltech101, EuroSAT, Food101, Office31, OxfordPets, StanfordCars
+from promptfed.data.retina import Retina
 from promptfed.data.shops import EMBEDDED, load_shops
 from promptfed.data.split import fewer
 
@@ -44,6 +45,7 @@ BY_HAND: dict[str, tuple[Callable[[Path], object], bool]] = {
     DomainNet.name: (domainnet.check, False),
     Flowers102.name: (flowers.find_photos, False),
     OfficeCaltech10.name: (office.read_lists, False),
+    Retina.name: (retina.check, True),
 }
 
 
@@ -196,6 +198,7 @@ _ALL: tuple[type[NamedDataset], ...] = (
     Office31,
     OfficeCaltech10,
     OxfordPets,
+    Retina,
     StanfordCars,
     TinyImageNet,
 )

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from promptfed.data import dermoscopic, domainnet, office, shops
+from promptfed.data import dermoscopic, domainnet, office, published, retina, shops
+from promptfed.data.celeba import CelebA
 from promptfed.data.datasets import CsvFile, FashionShops, Folder, NamedDataset, Npz, find_dataset
 from promptfed.data.dermoscopic import DermoscopicFL
 from promptfed.data.dicom import Dicom
@@ -11,11 +12,19 @@ from promptfed.data.npz import read_domains
 from promptfed.data.office import OfficeCaltech10
 from promptfed.data.own_photos import OwnPhotos
 from promptfed.data.parquet import HubParquet
+from promptfed.data.published import Office31
+from promptfed.data.retina import Retina
 
 OWN_KINDS = (CsvFile, Dicom, Folder, HubParquet)
 
 # The domains of sets whose files always have the same ones.
-DOMAINS = {FashionShops.name: shops.SHOPS, OfficeCaltech10.name: office.DOMAINS, DomainNet.name: domainnet.DOMAINS}
+DOMAINS = {
+    DomainNet.name: domainnet.DOMAINS,
+    FashionShops.name: shops.SHOPS,
+    Office31.name: published.CAMERAS,
+    OfficeCaltech10.name: office.DOMAINS,
+    Retina.name: retina.SITES,
+}
 
 
 def find_domains(name: str, **chosen: object) -> tuple[str, ...]:
@@ -23,6 +32,8 @@ def find_domains(name: str, **chosen: object) -> tuple[str, ...]:
     found = find_dataset(name, chosen)
     if isinstance(found, DermoscopicFL):
         return tuple(dermoscopic.SITES[site] for site in found.sites)
+    if isinstance(found, CelebA):
+        return found.domains()
     if isinstance(found, Npz):
         return read_domains(Path(found.path).expanduser())
     if (own := own_photos(found)) is not None:

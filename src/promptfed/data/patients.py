@@ -1,9 +1,11 @@
-"""Test images by patient: whoever is in testing is not in training."""
+"""Test images by patient and by content: whoever, and whatever, is in testing is not in training."""
+
+import hashlib
 
 import numpy as np
 from numpy.typing import NDArray
 
-from promptfed.data.dataset import Indices
+from promptfed.data.dataset import Images, Indices
 
 Mask = NDArray[np.bool_]
 
@@ -23,6 +25,30 @@ def whole_patients(labels: Indices, domains: Indices, patients: Indices, fractio
         tested[_nearest(order, images.sum(1), fraction)] = True
     _give_back(tested, images)
     return tested[person]
+
+
+def copies_of(images: Images) -> Indices:
+    """Return a number for each image [N], the same for images that are equal pixel by pixel."""
+    same = np.unique([hashlib.sha256(image).digest() for image in images], return_inverse=True)[1]
+    return same.astype(np.int64)
+
+
+def linked(one: Indices, other: Indices) -> Indices:
+    """Return a number for each image [N], the same for those that a chain of equal numbers in either links."""
+    group, before = one, np.empty(0, np.int64)
+    while not np.array_equal(group, before):
+        before = group
+        for numbers in (other, one):
+            group = together(group, numbers)
+    return group
+
+
+def together(side: NDArray[np.generic], group: Indices) -> Indices:
+    """Return the least value of each group for every image in it [N]."""
+    values = side.astype(np.int64)
+    least = np.full(int(group.max(initial=-1)) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(least, group, values)
+    return least[group]
 
 
 def _nearest(order: Indices, sizes: Indices, fraction: float) -> list[int]:

@@ -1,7 +1,5 @@
 """Published sets of photographs in folders of classes, as their authors lay them out; most are among CoOp's eleven."""
 
-import hashlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,9 +9,10 @@ import numpy as np
 
 from promptfed.core.errors import PromptFedError
 from promptfed.core.options import Count, Share, Whole
-from promptfed.data.by_hand import folders_of
+from promptfed.data.by_hand import folder_with, folders_of
 from promptfed.data.dataset import Dataset
 from promptfed.data.folder import scan
+from promptfed.data.patients import copies_of, together
 from promptfed.data.photos import Album, Photo, read_album
 from promptfed.data.split import fewer, stratified
 
@@ -79,10 +78,8 @@ class Undivided(Published):
         """Decode the photographs, and set test images of each class and domain aside; no copy of them trains."""
         data = self._decoded()
         test = stratified(data.labels, data.domains, self.test_fraction, self.seed)
-        copies = np.unique([hashlib.sha256(image).digest() for image in data.images], return_inverse=True)[1]
-        apart = np.ones(len(data), np.bool_)
-        np.logical_and.at(apart, copies, test)  # one that trains makes all of its copies train
-        return fewer(replace(data, test=apart[copies]), self.limit)
+        apart = together(test, copies_of(data.images))  # one that trains makes all of its copies train
+        return fewer(replace(data, test=apart.astype(np.bool_)), self.limit)
 
 
 @dataclass(frozen=True)
@@ -157,7 +154,7 @@ class Food101(Published):
     @classmethod
     def find(cls, root: Path) -> list[Photo]:
         """Return images/*/*.jpg as meta/train.txt and test.txt list them, or train/*/*.jpg and test/*/*.jpg."""
-        top = _below(root, ("images", "meta"))
+        top = folder_with(root, ("images", "meta"))
         if top is None:
             return _halves(cls.name, root, _spaced)
         lines = _listed(top / "meta", "train.txt", "apple_pie/1005649")
@@ -200,18 +197,10 @@ def _halves(name: str, root: Path, tell: Callable[[str], str]) -> list[Photo]:
 
 def _holding(name: str, root: Path, *wanted: str) -> Path:
     """Return the folder, `root` or one below it, that holds folders of these names, or say that there is none."""
-    if (found := _below(root, wanted)) is None:
+    if (found := folder_with(root, wanted)) is None:
         shown = f"{wanted[0]}/ and {wanted[1]}/" + (" and so on" if len(wanted) > 2 else "")
         raise PromptFedError(f"{root} holds no {name}: there is no folder with {shown} in it.")
     return found
-
-
-def _below(root: Path, wanted: tuple[str, ...]) -> Path | None:
-    for top, folders, _ in os.walk(root):
-        if set(wanted) <= set(folders):
-            return Path(top)
-        folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
-    return None
 
 
 def _listed(folder: Path, train: str, such_as: str) -> list[tuple[str, bool]]:

@@ -74,7 +74,10 @@ def plan_table(table: PaperTable, plan: TablePlan) -> PlannedTable:
         name: [seed_job(plan.out / name, name, recipe, seed) for seed in plan.seeds]
         for name, recipe in settings.items()
     }
-    tried = {name: every.get(table.cell_name(table.tune_on, cell.row.name), cell) for name, cell in cells.items()}
+    tried = {
+        name: every.get(table.cell_name(cell.column.tune_on or table.tune_on, cell.row.name), cell)
+        for name, cell in cells.items()
+    }
     trials = {name: _trials(plan, tried[name]) if plan.tune else [] for name in cells}
     return PlannedTable(table, plan, wanted, cells, settings, jobs, trials)
 
@@ -131,7 +134,7 @@ def _addressed(word: str) -> tuple[str, str, str]:
     return row.strip(), key.strip(), f"{key}{equals}{value}" if colon else word
 
 
-def _for_row(cell: TableCell, words: Sequence[str]) -> list[str]:
+def words_for(cell: TableCell, words: Sequence[str]) -> list[str]:
     """Return the overrides that reach a cell: a row with an encoder of its own keeps it, unless it is named."""
     own = "backbone" in cell.row.recipe
     found = []
@@ -143,7 +146,7 @@ def _for_row(cell: TableCell, words: Sequence[str]) -> list[str]:
 
 def cell_recipe(cell: TableCell, words: Sequence[str]) -> Recipe:
     """Return the recipe of a cell with overrides applied: KEY=VALUE, or ROW:KEY=VALUE for one row alone."""
-    words = _for_row(cell, words)
+    words = words_for(cell, words)
     place = _called(cell, words)
     try:
         found = config.expand(cell.recipe, words, place)

@@ -3,7 +3,8 @@
     title, paper           what the table is, and where it was published
     base                   recipe keys that all cells share
     theirs                 what the paper had where `base` differs, under dotted keys
-    [[columns]]            name, title, clients (their titles, if the paper prints them one by one), recipe; asks, gives
+    [[columns]]            name, title, clients (their titles, if the paper prints them one by one), recipe; asks,
+                           gives; tune_on, for itself; rows.NAME: what that row's recipe has otherwise in it
     [[rows]], rows_from    see `runs.rows`, [kinds.NAME] too
     asks, gives            what all columns ask of a method, and give to it
     tune                   grids that rows may name: dotted keys and the values to try
@@ -20,11 +21,12 @@
     ranked                 false if the rows are not methods of the paper, whose order could be compared with its order
     deviations, notes      sentences to print under the table
 
-A cell's recipe is `base`, changed by its column's `recipe`, changed by its row's.
+A cell's recipe is `base`, changed by its column's `recipe`, changed by its row's, and by its column's `rows`.
 """
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from promptfed.core.errors import PromptFedError, choice
@@ -41,6 +43,7 @@ KEYS = (
     *("title", "paper", "base", "theirs", "columns", "rows", "rows_from", "kinds", "asks", "gives", "tune", "tune_on"),
     *("measures", "statistics", "ranked", "deviations", "notes"),
 )
+COLUMN_KEYS = ("name", "title", "clients", "recipe", "asks", "gives", "tune_on", "rows")
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ class TableColumn:
     recipe: Content
     asks: tuple[str, ...] = ()
     gives: tuple[str, ...] = ()
+    tune_on: str = ""  # whose grid decides for this column; "": the table says
+    rows: Mapping[str, Content] = field(default_factory=dict)  # what single rows' recipes have otherwise here
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,8 @@ class PaperTable:
         for column in self.columns:
             for row in (row for row in self.rows if fits(row, column.asks, column.gives)):
                 name = self.cell_name(column.name, row.name)
-                found[name] = TableCell(name, column, row, merge(merge(self.base, column.recipe), row.recipe))
+                recipe = merge(merge(self.base, column.recipe), row.recipe)
+                found[name] = TableCell(name, column, row, merge(recipe, column.rows.get(row.name, {})))
         return found
 
     def cell_name(self, column: str, row: str) -> str:
@@ -112,7 +118,12 @@ def read_cells(path: Path, name: str) -> PaperTable:
     columns = tuple(_column(entry, content, where) for entry in entries(content, "columns", where))
     rows = read_rows(content, path, {column.name: len(column.clients) for column in columns})
     for column in columns:
-        check_asked(rows, column.asks, column.gives, f'column "{column.name}" of {where}')
+        place = f'column "{column.name}" of {where}'
+        check_asked(rows, column.asks, column.gives, place)
+        for name in column.rows:
+            if name not in (known := [row.name for row in rows]):
+                raise choice("row", name, known, place)
+        _named({"tune_on": column.tune_on}, "tune_on", [one.name for one in columns], place)
     rows = tuple(row for row in rows if any(fits(row, column.asks, column.gives) for column in columns))
     return PaperTable(
         name=name,
@@ -132,14 +143,16 @@ def read_cells(path: Path, name: str) -> PaperTable:
 
 
 def _column(entry: Content, content: Content, where: str) -> TableColumn:
-    check_keys(entry, ("name", "title", "clients", "recipe", "asks", "gives"), ("name",), where)
+    check_keys(entry, COLUMN_KEYS, ("name",), where)
     asks, gives = (
         tuple(dict.fromkeys(word for one in (content, entry) for word in texts_in(one, key, where, "words")))
         for key in ("asks", "gives")
     )
     clients = tuple(map(str, entry.get("clients", ())))
     title, recipe = str(entry.get("title", entry["name"])), table_in(entry, "recipe", where)
-    return TableColumn(str(entry["name"]), title, clients, recipe, asks, gives)
+    changed = table_in(entry, "rows", where)
+    changes = {name: table_in(changed, name, where) for name in changed}
+    return TableColumn(str(entry["name"]), title, clients, recipe, asks, gives, str(entry.get("tune_on", "")), changes)
 
 
 def _named(content: Content, key: str, known: list[str], where: str) -> str:
