@@ -59,7 +59,7 @@ RELIC = "relic-clematis"
 RATES = {"0.002": "relic-clematis-0.002", "0.005": RELIC, "0.02": "relic-clematis-0.02"}
 FIELD = ("field-s5-office", "field-s3-pets", "field-shops-novel")
 COST = ("sent", "seconds", "memory", "rounds95")
-SHOPS = tuple(f"fedapt-shops-{name}" for name in ("t1", "t2", "t3", "t4", "t5", "t6", "fig2"))
+SHOPS = tuple(f"fedapt-shops-{name}" for name in ("t1", "t2", "t3", "t3-stages", "t4", "t5", "t6", "fig2"))
 
 
 def summary(folder: str, name: str) -> dict[str, Any] | None:
