@@ -12,11 +12,12 @@ beside it with what `promptfed quality` and `promptfed audit` found.
 import json
 import re
 import sys
-from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
+from relic_results import RELIC, audit_table, rates_table, relic_table, words_table
+from result_cells import RESULTS, best_rate, bold, markdown, outcome, seeds, signed, spread, two
+
 SEEDS = range(5)
 DEMO_SEEDS = range(3)
 ROWS = {"local": "Local", "fedavg": "FedAvg", "pfedpt": "pFedPT, 2-pixel frame", "pfedpt4": "pFedPT, 4-pixel frame"}
@@ -55,8 +56,6 @@ PERSONAL, PRINTED = "pfedvpt-personal", "office-prompts"
 # Table 2 with the prompt; without it, its cells are those of Table 1
 PLUGIN, ALONE = "pfedpt-t2-cifar10", "pfedpt-t1-cifar10"
 FEDAPT = "fedapt-office"
-RELIC = "relic-clematis"
-RATES = {"0.002": "relic-clematis-0.002", "0.005": RELIC, "0.02": "relic-clematis-0.02"}
 FIELD = ("field-s5-office", "field-s3-pets", "field-shops-novel")
 COST = ("sent", "seconds", "memory", "rounds95")
 SHOPS = tuple(f"fedapt-shops-{name}" for name in ("t1", "t2", "t3", "t3-stages", "t4", "t5", "t6", "fig2"))
@@ -111,28 +110,22 @@ def frames_table() -> list[str]:
     return [*lines, f"| pFedPT above FedAvg | {' | '.join(f'{gain:+.2f}' for gain in gains)} |", ""]
 
 
-def outcome(folder: str) -> dict[str, Any]:
-    """Return what `promptfed reproduce` wrote about one table."""
-    found: dict[str, Any] = json.loads((RESULTS / folder / "table.json").read_text(encoding="utf-8"))
-    return found
-
-
 def paper_table(folder: str) -> list[str]:
     """Return a table of one column: ours beside the paper's and, where a grid was tried, its best."""
     found = outcome(folder)
     rows, printed = found["rows"] + probe(folder), any(entry["paper"] for entry in found["rows"])
-    parts = [("method", [entry["title"] for entry in rows]), ("seeds", [_seeds(entry["ours"]) for entry in rows])]
+    parts = [("method", [entry["title"] for entry in rows]), ("seeds", [seeds(entry["ours"]) for entry in rows])]
     if printed:
-        parts.append(("paper", [_two(entry["paper"] and entry["paper"]["mean"]) for entry in rows]))
-    parts.append(("ours", [_spread(entry["ours"]) for entry in rows]))
+        parts.append(("paper", [two(entry["paper"] and entry["paper"]["mean"]) for entry in rows]))
+    parts.append(("ours", [spread(entry["ours"]) for entry in rows]))
     if printed:
-        parts.append(("difference", [_signed(entry["difference"]) for entry in rows]))
+        parts.append(("difference", [signed(entry["difference"]) for entry in rows]))
     if any(entry["tuned"] for entry in rows):
-        parts.append(("best of grid", [_spread(entry["tuned"] and entry["tuned"]["ours"]) for entry in rows]))
-        parts.append(("difference", [_signed(entry["tuned"] and entry["tuned"]["difference"]) for entry in rows]))
-        parts.append(("its rate", [_rate(entry["tuned"]) for entry in rows]))
-    parts.append(("as received", [_two(entry["ours"]["before"]) for entry in rows]))
-    return _markdown(found["title"], parts)
+        parts.append(("best of grid", [spread(entry["tuned"] and entry["tuned"]["ours"]) for entry in rows]))
+        parts.append(("difference", [signed(entry["tuned"] and entry["tuned"]["difference"]) for entry in rows]))
+        parts.append(("its rate", [best_rate(entry["tuned"]) for entry in rows]))
+    parts.append(("as received", [two(entry["ours"]["before"]) for entry in rows]))
+    return markdown(found["title"], parts)
 
 
 def pfedpt_table(folder: str, column: str) -> list[str]:
@@ -143,14 +136,14 @@ def pfedpt_table(folder: str, column: str) -> list[str]:
     weighted = [one["ours"]["weighted"] for one in rows]
     parts = [
         ("method", [one["title"] for one in rows]),
-        ("paper", [_two(one["paper"]["mean"]) for one in rows]),
-        ("ours, sample-weighted", [_two(value) for value in weighted]),
-        ("difference", [_signed(value - one["paper"]["mean"]) for value, one in zip(weighted, rows, strict=True)]),
-        ("ours, mean of clients", [_spread(one["ours"]) for one in rows]),
-        ("difference", [_signed(one["difference"]) for one in rows]),
-        ("best round, as received", [_two(one["ours"]["best_weighted"]) for one in rows]),
+        ("paper", [two(one["paper"]["mean"]) for one in rows]),
+        ("ours, sample-weighted", [two(value) for value in weighted]),
+        ("difference", [signed(value - one["paper"]["mean"]) for value, one in zip(weighted, rows, strict=True)]),
+        ("ours, mean of clients", [spread(one["ours"]) for one in rows]),
+        ("difference", [signed(one["difference"]) for one in rows]),
+        ("best round, as received", [two(one["ours"]["best_weighted"]) for one in rows]),
     ]
-    return _markdown(f"{found['title']}, {title}", parts)
+    return markdown(f"{found['title']}, {title}", parts)
 
 
 def authors_table(folder: str) -> list[str]:
@@ -161,15 +154,15 @@ def authors_table(folder: str) -> list[str]:
     alike = [one["weighted"] if one["adapted"] else one["best_weighted"] for one in ours]
     parts = [
         ("method", [one["title"] for one in rows]),
-        ("paper", [_two(one["paper"]["mean"]) for one in rows]),
-        ("ours, measured alike", [_two(value) for value in alike]),
-        ("difference", [_signed(value - one["paper"]["mean"]) for value, one in zip(alike, rows, strict=True)]),
+        ("paper", [two(one["paper"]["mean"]) for one in rows]),
+        ("ours, measured alike", [two(value) for value in alike]),
+        ("difference", [signed(value - one["paper"]["mean"]) for value, one in zip(alike, rows, strict=True)]),
         ("that is", ["last round, tuned" if one["adapted"] else "best round" for one in ours]),
-        ("best local", [_two(one["best_local"]) for one in ours]),
-        ("last round, sample-weighted", [_two(one["weighted"]) for one in ours]),
-        ("last round, mean of clients", [_two(one["mean"]) for one in ours]),
+        ("best local", [two(one["best_local"]) for one in ours]),
+        ("last round, sample-weighted", [two(one["weighted"]) for one in ours]),
+        ("last round, mean of clients", [two(one["mean"]) for one in ours]),
     ]
-    return _markdown(f"{found['title']}, {found['columns'][0]['title']}, the authors' own clients", parts)
+    return markdown(f"{found['title']}, {found['columns'][0]['title']}, the authors' own clients", parts)
 
 
 def personal_table(column: str) -> list[str]:
@@ -186,13 +179,13 @@ def personal_table(column: str) -> list[str]:
         worst.append(100 * mean(each))
     parts = [
         ("method", [one["title"] for one in rows]),
-        ("mean, ± over seeds", [_spread(ours) for ours in tuned]),
-        ("worst client", [_two(value) for value in worst]),
-        ("its rate", [_rate(one["tuned"]) for one in rows]),
-        ("at rate 0.1", [_two(one["ours"]["mean"]) if one["row"] not in ("fedavg", "fedrep") else "" for one in rows]),
+        ("mean, ± over seeds", [spread(ours) for ours in tuned]),
+        ("worst client", [two(value) for value in worst]),
+        ("its rate", [best_rate(one["tuned"]) for one in rows]),
+        ("at rate 0.1", [two(one["ours"]["mean"]) if one["row"] not in ("fedavg", "fedrep") else "" for one in rows]),
         ("numbers sent a round", [f"{ours['traffic']['up_floats']:,}" for ours in tuned]),
     ]
-    return _markdown(title, parts)
+    return markdown(title, parts)
 
 
 def further_rows() -> list[str]:
@@ -209,7 +202,7 @@ def further_rows() -> list[str]:
             rows.append((cells["method"], cells[mine], rate, cells["down + up"].split(" + ")[0]))
     names = ("method", "mean, ± over seeds", "its rate", "numbers sent a round")
     title = "Office-Caltech10 at 224 pixels, further rows"
-    return _markdown(title, list(zip(names, map(list, zip(*rows, strict=True)), strict=True)))
+    return markdown(title, list(zip(names, map(list, zip(*rows, strict=True)), strict=True)))
 
 
 def field_table(folder: str, column: str) -> list[str]:
@@ -229,13 +222,13 @@ def field_table(folder: str, column: str) -> list[str]:
     }
     parts = [
         ("method", [one["title"] for one in rows]),
-        ("own images, ± over seeds", [_spread(ours) for ours in best]),
+        ("own images, ± over seeds", [spread(ours) for ours in best]),
         *([("− PromptFL, ± s.e.", [paired.get(one["row"], "") for one in rows])] if paired else []),
-        *((name, [_two(ours["beside"][name]) for ours in best]) for name in found["measures"][1:] if name not in COST),
-        ("its rate", [_rate(one["tuned"]) for one in rows]),
+        *((name, [two(ours["beside"][name]) for ours in best]) for name in found["measures"][1:] if name not in COST),
+        ("its rate", [best_rate(one["tuned"]) for one in rows]),
         ("numbers sent a round", [f"{ours['traffic']['up_floats']:,}" for ours in best]),
     ]
-    return _markdown(f"{title}{f', with {other}' if other else ''}", parts)
+    return markdown(f"{title}{f', with {other}' if other else ''}", parts)
 
 
 def plugin_table(column: str) -> list[str]:
@@ -252,9 +245,9 @@ def plugin_table(column: str) -> list[str]:
     kinds = (("paper", "paper", "mean"), ("sample-weighted", "ours", "weighted"), ("mean of clients", "ours", "mean"))
     for name, whose, kind in kinds:
         both = [[one[whose][kind] for one in pair] for pair in pairs]
-        parts += [(name, [_two(without) for without, _ in both]), ("+PT", [_two(its) for _, its in both])]
-        parts.append(("adds", [_signed(its - without) for without, its in both]))
-    return _markdown(f"{found['title']}, {title}", parts)
+        parts += [(name, [two(without) for without, _ in both]), ("+PT", [two(its) for _, its in both])]
+        parts.append(("adds", [signed(its - without) for without, its in both]))
+    return markdown(f"{found['title']}, {title}", parts)
 
 
 def order_table(folder: str) -> list[str]:
@@ -263,9 +256,9 @@ def order_table(folder: str) -> list[str]:
     titles = {one["name"]: one["title"] for one in found["columns"]}
     parts = [("clients", [titles[one["column"]] for one in found["agreement"]])]
     for kind, title in (("weighted", "sample-weighted"), ("mean", "mean of clients")):
-        parts.append((title, [_two(one["rank_correlation"][kind]) for one in found["agreement"]]))
+        parts.append((title, [two(one["rank_correlation"][kind]) for one in found["agreement"]]))
     methods = max(one["methods"] for one in found["agreement"])
-    return _markdown(f"{found['title']}: rank correlation with the paper's order of the {methods} methods", parts)
+    return markdown(f"{found['title']}: rank correlation with the paper's order of the {methods} methods", parts)
 
 
 def probe(folder: str) -> list[dict[str, Any]]:
@@ -291,7 +284,7 @@ def grid_table(folder: str) -> list[str]:
             mark = "**" if scores.get(rate) == max(scores.values()) else ""
             shown.append(f"{mark}{scores[rate]:.2f}{mark}" if rate in scores else "")
         parts.append((f"{rate:g}", shown))
-    return _markdown(f"{found['title']}: validation images, by rate", parts)
+    return markdown(f"{found['title']}: validation images, by rate", parts)
 
 
 def cifar_table(column: str) -> list[str]:
@@ -302,14 +295,14 @@ def cifar_table(column: str) -> list[str]:
     title = next(one["title"] for one in found[0]["columns"] if one["name"] == column)
     parts = [
         ("method", [one["title"] for one in rows]),
-        ("paper", [_two(one["paper"] and one["paper"]["mean"]) for one in rows]),
+        ("paper", [two(one["paper"] and one["paper"]["mean"]) for one in rows]),
     ]
     for number, folder in enumerate(CIFAR[column]):
         rate = "rate 0.01" if folder.endswith("0.01") else "the paper's rate"
         ours = [entries[number].get(one["row"], {}).get("ours") for one in rows]
-        parts.append((f"ours, {rate}", [_spread(one) for one in ours]))
-        parts.append(("as received", [_two(one and one["before"]) for one in ours]))
-    return _markdown(title, parts)
+        parts.append((f"ours, {rate}", [spread(one) for one in ours]))
+        parts.append(("as received", [two(one and one["before"]) for one in ours]))
+    return markdown(title, parts)
 
 
 def shops_table(folder: str, column: str) -> list[str]:
@@ -320,118 +313,10 @@ def shops_table(folder: str, column: str) -> list[str]:
     several = any(len(one["ours"]["by_seed"]) > 1 for one in rows)
     parts = [("method", [one["title"] for one in rows])]
     for number, shop in enumerate(about["clients"]):
-        parts.append((shop, _bold([one["ours"]["per_client"][number] for one in rows])))
-    parts.append(("mean, ± over seeds" if several else "mean", [_spread(one["ours"]) for one in rows]))
+        parts.append((shop, bold([one["ours"]["per_client"][number] for one in rows])))
+    parts.append(("mean, ± over seeds" if several else "mean", [spread(one["ours"]) for one in rows]))
     title = found["title"] if len(found["columns"]) == 1 else f"{found['title']}, {about['title']}"
-    return _markdown(title, parts)
-
-
-def measured(run: str, kind: str) -> dict[str, Any] | None:
-    """Return what `promptfed quality` or `promptfed audit` found in a run of RELIC's table."""
-    every = json.loads((RESULTS / RELIC / "measured.json").read_text(encoding="utf-8"))
-    found: dict[str, Any] | None = every.get(f"{run}/seed0", {}).get(kind)
-    return found
-
-
-def relic_table(column: str) -> list[str]:
-    """Return one column of RELIC's Figure 2: the FID of the server's word over the rounds, and what it is like."""
-    found = outcome(RELIC)
-    title = next(one["title"] for one in found["columns"] if one["name"] == column)
-    runs = {one["title"]: measured(f"{column}/{one['row']}", "quality") for one in found["rows"]}
-    last = {name: one["words"][0] for name, one in runs.items() if one and "client" not in one["words"][0]}
-    curves = [{one["round"]: one["fid"] for one in (runs[name] or {})["rounds"]} for name in last]
-    parts = [("method", list(last))]
-    for end in sorted({end for curve in curves for end in curve})[:-1]:
-        parts.append((f"FID, round {end}", [_two(curve.get(end)) for curve in curves]))
-    parts.append(("FID at the end", [_two(one["fid"]) for one in last.values()]))
-    parts += [(kind, [f"{one[kind]:.3f}" for one in last.values()]) for kind in ("image", "text")]
-    return _markdown(f"{found['title']}, {title}", parts)
-
-
-def rates_table() -> list[str]:
-    """Return the FID of FedTI's and RELIC's words at the end by the clients' rate, three images each."""
-    parts = [("method", ["FedTI", "RELIC"])]
-    for rate, folder in RATES.items():
-        found = {one["row"]: one["ours"]["mean"] for one in outcome(folder)["rows"] if one["column"] == "equal"}
-        parts.append((f"rate {rate}", [_two(found[row]) for row in ("fedti", "relic")]))
-    return _markdown("FID at the end, three images each, by rate", parts)
-
-
-def words_table(column: str) -> list[str]:
-    """Return RELIC's Figure 4: the FID of single clients' words to the client's own images."""
-    title = next(one["title"] for one in outcome(RELIC)["columns"] if one["name"] == column)
-    alone, relic = (measured(f"{column}/{row}", "quality") or {} for row in ("ti-local", "relic"))
-    cells = {("ti-local", one["client"]): one for one in alone["words"]}
-    cells |= {(one["word"], one["client"]): one for one in relic["words"] if "client" in one}
-    clients = sorted({client for _, client in cells})
-    kinds = {"TI-Local": "ti-local", "Server S^c": "sent", "S*": "global", "S^{c*}": "client"}
-    parts = [("client", [*map(str, clients), "mean"])]
-    parts.append(("its images", [*(str(cells["client", client]["real"]) for client in clients), ""]))
-    for name, kind in kinds.items():
-        fids = [cells[kind, client]["fid"] for client in clients]
-        parts.append((name, [_two(value) for value in (*fids, mean(fids))]))
-    return _markdown(f"RELIC, Figure 4: words of single clients, {title}", parts)
-
-
-def audit_table() -> list[str]:
-    """Return what a curious server draws from the words that clients send."""
-    found = {one["title"]: measured(f"equal/{one['row']}", "audit") for one in outcome(RELIC)["rows"]}
-    seen = {name: one for name, one in found.items() if one}
-    own, others = (
-        [[client[key] for client in one["per_client"]] for one in seen.values()]
-        for key in ("nearest", "nearest_others")
-    )
-    gaps = [[mine - theirs for mine, theirs in zip(*pair, strict=True)] for pair in zip(own, others, strict=True)]
-    parts = [
-        ("method", list(seen)),
-        ("likeness to own images", [f"{mean(values):.3f}" for values in own]),
-        ("to another client's", [f"{mean(values):.3f}" for values in others]),
-        ("own − other", [f"{mean(gap):.3f} ± {stdev(gap) / len(gap) ** 0.5:.3f}" for gap in gaps]),
-        ("FID", [_two(one["mean"]["fid"]) for one in seen.values()]),
-        ("clients found again", [f"{one['reidentified']:.0%}" for one in seen.values()]),
-        ("by chance", [f"{one['chance']:.0%}" for one in seen.values()]),
-    ]
-    return _markdown("What uploads show", parts)
-
-
-def _bold(values: list[float]) -> list[str]:
-    best = f"{max(values):.2f}"
-    return [f"**{best}**" if f"{value:.2f}" == best else f"{value:.2f}" for value in values]
-
-
-def _markdown(title: str, parts: list[tuple[str, list[str]]]) -> list[str]:
-    """Lay out columns of words; all but the first are numbers."""
-    names, cells = zip(*parts, strict=True)
-    lines = [f"**{title}**", "", f"| {' | '.join(names)} |", "|---|" + "--:|" * (len(names) - 1)]
-    return [*lines, *(f"| {' | '.join(row)} |" for row in zip(*cells, strict=True)), ""]
-
-
-def _two(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
-
-
-def _signed(value: float | None) -> str:
-    return "" if value is None else f"{value:+.2f}"
-
-
-def _seeds(ours: dict[str, Any]) -> str:
-    return str(len(ours["by_seed"]) + len(ours["problems"]))
-
-
-def _spread(ours: dict[str, Any] | None) -> str:
-    """Write mean ± std over seeds, and how many runs gave no result."""
-    if ours is None:
-        return ""
-    words = ["diverged" if "diverged" in sentence else "failed" for sentence in ours["problems"].values()]
-    if ours["mean"] is None:
-        return " ".join(sorted(set(words)))
-    spread = "" if ours["std"] is None else f" ± {ours['std']:.2f}"
-    lost = ", ".join(f"{words.count(word)} {word}" for word in sorted(set(words)))
-    return f"{ours['mean']:.2f}{spread}" + (f" ({lost})" if lost else "")
-
-
-def _rate(tuned: dict[str, Any] | None) -> str:
-    return str(tuned["setting"]["method.lr"]) if tuned and tuned["ours"]["mean"] is not None else ""
+    return markdown(title, parts)
 
 
 def demo_page() -> list[list[str]]:

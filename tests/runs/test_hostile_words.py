@@ -219,7 +219,8 @@ def test_spoiled_words_by_chance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     seed = int.from_bytes(os.urandom(4))
     print(f"seed {seed}")  # noqa: T201  (to try the same again)
-    fuzz(seed, 20_000, tmp_path)
+    taken, refused = fuzz(seed, 20_000, tmp_path)
+    assert min(taken, refused) > 200
 
 
 OPTIONS = [

@@ -1,6 +1,7 @@
 """Programs outside the package, such as tools/ and benchmarks/, as modules."""
 
 import importlib.util
+import sys
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +15,8 @@ def load_script(path: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     assert spec is not None
     assert spec.loader is not None
+    if (folder := str((ROOT / path).parent)) not in sys.path:  # a program imports those beside it
+        sys.path.append(folder)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
