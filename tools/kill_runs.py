@@ -53,7 +53,16 @@ SMALL = {  # a backbone for every method's own: its words
     "diffusion": ("backbone.name=painter",),
     "resnet": ("backbone.name=resnet-small", "backbone.weights=random"),
 }
-SHORT = {"epochs": 1, "batch": 4, "prompt_epochs": 1, "head_epochs": 1, "repeats": 1, "tokens": 2, "join_steps": 2}
+SHORT = {
+    "epochs": 1,
+    "batch": 4,
+    "prompt_epochs": 1,
+    "head_epochs": 1,
+    "repeats": 1,
+    "tokens": 2,
+    "rank": 2,
+    "join_steps": 2,
+}
 STACKED = ("fleet.name=stacked", "fleet.width=2")
 SPILLING = ("fleet.memory_mb=0.001",)
 MORE: dict[str, tuple[str, Words]] = {  # all that changes how a run goes on: the method, and more words
