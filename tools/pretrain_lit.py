@@ -115,7 +115,7 @@ def tokenized(
 def pretrain(
     arch: TextArch, weights: Tree, tokenizer: Tokenizer, taught: Lessons, plan: TrainingPlan
 ) -> tuple[Tree, int, float]:
-    """Return the trained text tower, the number of steps, and the mean cosine to the targets at the end."""
+    """Return the trained text tower, the number of steps, and the mean cosine to the targets, as last printed."""
     device = plan.device
     generator = torch.Generator(device).manual_seed(plan.seed)
     weights = {name: value.to(device).clone().requires_grad_() for name, value in weights.items()}
