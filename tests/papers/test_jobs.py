@@ -16,7 +16,7 @@ import pytest
 from promptfed.papers import jobs
 from promptfed.papers.jobs import Job, JobResult, execute
 from promptfed.papers.rendering import read_table
-from promptfed.runs import execution, runner
+from promptfed.runs import config, execution, reevaluating, runner
 from promptfed.runs.config import Recipe
 from support.command import environment
 from support.small_tables import counted_runs, folders, given_table, run  # noqa: F401  fixtures
@@ -74,6 +74,23 @@ def test_a_bug_leaves_its_traceback_until_the_run_goes_on(tmp_path: Path, monkey
     monkeypatch.setattr(execution, "start", lambda recipe, folder: runner.Result(folder, [], {"rounds": 1}))
     assert jobs.run_job(job) == JobResult({"rounds": 1})
     assert not place.exists()
+
+
+@pytest.mark.parametrize("twins", [False, True])
+def test_a_run_that_finds_no_room_says_what_to_lower_first(
+    twins: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> runner.Result:
+        raise type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory. Tried to allocate 2 GiB")
+
+    monkeypatch.setattr(execution, "start", full)
+    monkeypatch.setattr(reevaluating, "reevaluate", full)
+    monkeypatch.setattr(jobs, "_same_training", lambda job, twin: twins)
+    (recipe,) = config.load("fedavg")
+    job, none = Job("a", recipe, tmp_path / "a", (tmp_path / "b",)), "There is not enough memory for this"
+    assert jobs.run_job(job).problem == f"{none}; lower fleet.width, or else method.batch."
+    shared = f"{none}: 6 workers share it; lower --workers, or else fleet.width or method.batch."
+    assert jobs.run_job(job, 6).problem == shared
 
 
 def test_what_is_known_is_handed_on_after_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,8 +342,8 @@ def test_a_dead_worker_is_told(table: Path, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(jobs, "_work_interruptibly", _die)
     done = run(table, tmp_path / "out", "--workers", "2", "--columns", "iid")
     assert done.code == 1
-    assert done.out.count("A worker process died") == 2
+    assert done.out.count("out of memory that 2 workers share") == 2
 
 
-def _die(job: Job) -> JobResult:
+def _die(job: Job, workers: int) -> JobResult:
     os._exit(9)

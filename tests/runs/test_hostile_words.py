@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from promptfed.cli import app
 from promptfed.core.errors import PromptFedError
+from promptfed.core.memory import ShortOfMemoryError
 from promptfed.runs import config, memory
 from support.loopback import promptfed
 
@@ -93,6 +94,23 @@ def test_every_way_of_running_out_of_memory_is_known() -> None:
             raise error
     with pytest.raises(RuntimeError, match="a bug"), memory.enough(recipe):
         raise RuntimeError("a bug")
+
+
+def test_who_shares_the_memory_is_told_first_to_run_less_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory")
+    error, none = memory.NoRoomError(full, ("fleet.width", "method.batch")), "There is not enough memory for this"
+    assert str(error) == f"{none}; lower fleet.width, or else method.batch."
+    shared = f"{none}: 6 workers share it; lower --workers, or else fleet.width or method.batch."
+    assert error.among(6) == shared
+    monkeypatch.setattr(memory, "held_by_others", lambda: (93.14e9, 150.75e9))
+    held = "other processes hold 93.1 of the GPU's 150.8 GB"
+    assert str(error) == f"{none}: {held}; run fewer at a time, or lower fleet.width, or else method.batch."
+    assert error.among(6) == shared  # the others are the workers
+    assert str(memory.NoRoomError(MemoryError(), ("clients",))) == f"{none}; lower clients."  # not the GPU's
+    beyond = ShortOfMemoryError(40e9, 25.3e9, ("backbone.channels",))  # alone it would not fit either
+    alone = memory.NoRoomError(beyond, beyond.keys)
+    assert alone.among(6) == str(alone)
+    assert str(alone).endswith("it needs at least 40.0 GB, and there are 25.3 GB; lower backbone.channels.")
 
 
 # -- many words, by chance ------------------------------------------------------------------------------------------

@@ -161,19 +161,22 @@ def _same_training(job: Job, twin: Path) -> bool:
 # -- running --------------------------------------------------------------------------------------------------------
 
 
-def run_job(job: Job) -> JobResult:
-    """Start or resume one run; a failure becomes a sentence, so that the other jobs can run."""
+def run_job(job: Job, workers: int = 1) -> JobResult:
+    """Start or resume one run, beside those of other workers; a failure becomes a sentence, and the others can run."""
     import torch
 
-    from promptfed.runs import execution, reevaluating, resuming
+    from promptfed.runs import execution, memory, reevaluating, resuming
 
     (job.folder / names.TRACEBACK).unlink(missing_ok=True)
     try:
-        if (job.folder / names.RECIPE).is_file():
-            return JobResult(resuming.resume(job.folder, job.recipe).summary)
-        if twin := next(filter(partial(_same_training, job), job.twins), None):
-            return JobResult(reevaluating.reevaluate(twin, job.recipe, job.folder).summary)
-        return JobResult(execution.start(job.recipe, job.folder).summary)
+        with memory.enough(job.recipe):
+            if (job.folder / names.RECIPE).is_file():
+                return JobResult(resuming.resume(job.folder, job.recipe).summary)
+            if twin := next(filter(partial(_same_training, job), job.twins), None):
+                return JobResult(reevaluating.reevaluate(twin, job.recipe, job.folder).summary)
+            return JobResult(execution.start(job.recipe, job.folder).summary)
+    except memory.NoRoomError as error:
+        return JobResult(problem=error.among(workers))
     except PromptFedError as error:
         return JobResult(problem=str(error))
     except OSError as error:
@@ -253,7 +256,7 @@ def _side_by_side(jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, JobR
                 # jobs do not wait inside the pool, where Ctrl-C could not reach them
                 while len(running) < workers and (job := _next(waiting, running.values())):
                     waiting.remove(job)
-                    running[processes.submit(_work_interruptibly, job)] = job
+                    running[processes.submit(_work_interruptibly, job, workers)] = job
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     job, result = running.pop(future), future.result()
                     if result.problem == STOPPED:  # Ctrl-C reached the worker; here it may still be on its way
@@ -262,7 +265,10 @@ def _side_by_side(jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, JobR
                     advance(1, job.label)
                     yield job, result
         except BrokenProcessPool:
-            sentence = "A worker process died, possibly out of memory; run the same command again to resume."
+            sentence = (
+                f"A worker process died, possibly out of memory that {workers} workers share; run the same command "
+                "again to resume, with fewer --workers if it dies again."
+            )
             yield from ((job, JobResult(problem=sentence)) for job in left.values())
         except KeyboardInterrupt:
             for child in set(multiprocessing.active_children()) - others:
@@ -295,11 +301,11 @@ def _leave_with(sentinel: int) -> None:
     os._exit(1)
 
 
-def _work_interruptibly(job: Job) -> JobResult:
+def _work_interruptibly(job: Job, workers: int) -> JobResult:
     """Run a job so that Ctrl-C stops the run but not its worker."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return run_job(job)
+        return run_job(job, workers)
     except KeyboardInterrupt:
         return JobResult(problem=STOPPED)
     finally:

@@ -1,4 +1,4 @@
-"""What is said when memory runs out: how much was wanted, and which keys of the recipe to lower."""
+"""What is said when memory runs out: how much was wanted, who else holds it, and which keys of the recipe to lower."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +14,7 @@ SIGNS = (
     *("can't allocate memory", "not enough memory", "out of memory"),
     *("Maximum allowed dimension", "Storage size calculation overflowed"),
 )
+CONTEXT = 2e9  # bytes of a GPU that the driver and this process's own kernels may hold
 # what memory grows with, where no key of the model is larger than usual
 OFTEN = ("fleet.width", "method.batch", "backbone.size")
 # what is usual of keys that have no default, or none that says so
@@ -27,12 +28,46 @@ def ran_out(error: BaseException) -> bool:
     return isinstance(error, RuntimeError | ValueError) and any(sign in str(error) for sign in SIGNS)
 
 
-def sentence(error: BaseException, keys: tuple[str, ...] = OFTEN) -> str:
-    """Return what to tell a user whose memory ran out."""
+class NoRoomError(PromptFedError):
+    """Memory ran out in a run; the keys of its recipe that are to be lowered."""
+
+    def __init__(self, error: BaseException, keys: tuple[str, ...]) -> None:
+        super().__init__(error, keys)  # as they are, so that another process can be given it
+        self.error, self.keys = error, keys
+
+    def __str__(self) -> str:
+        """Return its sentence."""
+        return sentence(self.error, self.keys)
+
+    def among(self, workers: int) -> str:
+        """Return its sentence where so many workers run side by side."""
+        return sentence(self.error, self.keys, workers)
+
+
+def sentence(error: BaseException, keys: tuple[str, ...] = OFTEN, workers: int = 1) -> str:
+    """Return what to tell a user whose memory ran out; `workers` share it."""
+    why, before = "", ""
+    if isinstance(error, ShortOfMemoryError):  # more than all there is, so it does not matter who else has some
+        why = f": {error}"
+    elif workers > 1:
+        why, keys = f": {workers} workers share it", ("--workers", *keys)
+    elif type(error).__name__ == "OutOfMemoryError" and (held := held_by_others()):
+        why = f": other processes hold {held[0] / 1e9:,.1f} of the GPU's {held[1] / 1e9:,.1f} GB"
+        before = "run fewer at a time, or "
     first, *others = keys
     rest = f", or else {' or '.join(others)}" if others else ""
-    why = f": {error}" if isinstance(error, ShortOfMemoryError) else ""
-    return f"There is not enough memory for this{why}; lower {first}{rest}."
+    return f"There is not enough memory for this{why}; {before}lower {first}{rest}."
+
+
+def held_by_others() -> tuple[float, float] | None:
+    """Return how many bytes of the GPU other processes hold, and how many it has; None if they hold next to nothing."""
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return None
+    free, total = torch.cuda.mem_get_info()
+    others = total - free - torch.cuda.memory_reserved()
+    return (others, total) if others > CONTEXT else None
 
 
 @contextmanager
@@ -43,7 +78,7 @@ def enough(recipe: Recipe) -> Iterator[None]:
     except (MemoryError, RuntimeError, ValueError) as error:
         if not ran_out(error):
             raise
-        raise PromptFedError(sentence(error, to_lower(recipe, getattr(error, "keys", ())))) from error
+        raise NoRoomError(error, to_lower(recipe, getattr(error, "keys", ()))) from error
 
 
 def to_lower(recipe: Recipe, blamed: tuple[str, ...] = ()) -> tuple[str, ...]:
