@@ -101,6 +101,7 @@ bench: $(VENV)/.dev  ## measure the speed and memory tables of benchmarks/ on th
 	$(BIN)/python benchmarks/round_speed.py --clients 4 --images 200 --epochs 1
 	$(BIN)/python benchmarks/prompt_speed.py --clients 4 --batch 16 --rounds 2
 	$(BIN)/python benchmarks/text_prompts.py
+	$(BIN)/python benchmarks/field_steps.py
 	$(BIN)/python benchmarks/diffusion_speed.py
 	$(BIN)/python benchmarks/many_clients.py --rounds 20
 

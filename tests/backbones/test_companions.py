@@ -55,6 +55,24 @@ def test_a_pair_is_the_matrix_with_its_product_added(part: str, block: int) -> N
     assert not torch.allclose(found, NET.features({}, x), atol=1e-2)
 
 
+@pytest.mark.parametrize("part", ["qkv", "q", "out", "mlp1", "mlp2"])
+@pytest.mark.parametrize("tower", ["", "text."])
+@pytest.mark.parametrize("paired", [False, True])
+def test_a_whole_matrix_is_as_a_pair_of_full_rank(part: str, tower: str, paired: bool) -> None:
+    name, x, context = f"{tower}block0.{part}", normal(2, *SHAPE), normal(3, WIDTHS["text."])
+    own = pair(name, rank=min(NET.matrices[name]))
+    whole = {f"{name}.rest": product(own, name)}
+    if paired:  # beside a pair that takes a half of it away
+        whole[f"{name}.rest"] = 1.5 * whole[f"{name}.rest"]
+        whole |= {f"{name}.lora_a": own[f"{name}.lora_a"], f"{name}.lora_b": -0.5 * own[f"{name}.lora_b"]}
+
+    def seen_with(weights: Tree) -> Tensor:
+        return NET.text(context, per_class=False, weights=weights) if tower else NET.features(weights, x)
+
+    assert_close(seen_with(whole), seen_with(own), 1e-4)
+    assert not torch.allclose(seen_with(whole), seen_with({}), atol=1e-3)
+
+
 @pytest.mark.parametrize("parts", ["q", "k", "v", "qv", "qkv"])
 @pytest.mark.parametrize("block", [0, 1])
 def test_queries_keys_and_values_have_pairs_of_their_own(parts: str, block: int) -> None:

@@ -32,8 +32,9 @@ def a_round(method: FedITLoRA, server: Tree, number: int = 0) -> Tree:
 
 def whole(method: FedITLoRA, server: Tree, name: str) -> Tensor:
     """Return what a model has in all beside a matrix."""
-    pairs = method.beside(server)
-    return pairs[f"{name}.lora_b"] @ pairs[f"{name}.lora_a"]
+    found = method.beside(server)
+    rest = found.get(f"{name}.rest", torch.zeros(()))
+    return found[f"{name}.lora_b"] @ found[f"{name}.lora_a"] + rest if f"{name}.lora_b" in found else rest
 
 
 # -- by hand --------------------------------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
-"""Companions of frozen matrices: pairs of low rank (LoRA) and small adapters beside a block, added to what these give.
+"""Companions of frozen matrices: pairs of low rank (LoRA), whole matrices and adapters, added to what these give.
 
 A weight tree may have, for the tower it is given to:
 
     block3.mlp1.lora_a, block3.mlp1.lora_b    y = W x + b + B A x: A [r, in], B [out, r], of qkv, out, mlp1 or mlp2
     block3.q.lora_a, block3.q.lora_b          the same of the queries alone; k the keys, v the values
+    block3.q.rest                             y = W x + b + R x: R [out, in], beside a pair or alone, of any of these
     block3.side.down.weight, .bias, and up    out = block(z) + up(relu(down(norm1(z)))), or with `mid` in between
                                               up(relu(mid(relu(down(norm1(z))))))
 
@@ -20,9 +21,11 @@ from promptfed.core import ops
 from promptfed.core.tree import Tree
 
 PAIR = ".lora_a", ".lora_b"
+REST = ".rest"
 SIDE = "side."
 Made = TypeVar("Made", Tensor, Tensor | None)
 PARTS = "q", "k", "v"  # of the joint matrix of attention
+EVERY = slice(None)
 
 
 def stacked(w: Tree) -> int:
@@ -42,13 +45,13 @@ def by_client(w: Tree, x: Tensor, made: Callable[[Tensor], Made]) -> Made:
 
 def is_one(name: str) -> bool:
     """Say whether a weight of that name is a companion."""
-    return name.endswith(PAIR) or f".{SIDE}" in name
+    return name.endswith((*PAIR, REST)) or f".{SIDE}" in name
 
 
 def linear(w: Tree, name: str, x: Tensor, factor: float = 1.0) -> Tensor:
-    """Return what a block's matrix gives [..., O], its pair's part times `factor` with it."""
-    out = ops.linear(x, w[f"{name}.weight"], w[f"{name}.bias"])
-    return out + factor * _pair(w, name, x) if f"{name}.lora_a" in w else out
+    """Return what a block's matrix gives [..., O], what its companions do times `factor` with it."""
+    out, more = ops.linear(x, w[f"{name}.weight"], w[f"{name}.bias"]), _beside(w, name, x)
+    return out if more is None else out + factor * more
 
 
 def attention(w: Tree, x: Tensor, first: int, stop: int) -> Tensor:
@@ -56,12 +59,13 @@ def attention(w: Tree, x: Tensor, first: int, stop: int) -> Tensor:
     width = w["qkv.weight"].shape[-1]
     rows = slice(first * width, stop * width)
     out = ops.linear(x, w["qkv.weight"][..., rows, :], w["qkv.bias"][..., rows])
-    if "qkv.lora_a" in w:
-        out = out + ops.low_rank(x, w["qkv.lora_a"], w["qkv.lora_b"][..., rows, :])
-    if any(f"{part}.lora_a" in w for part in PARTS[first:stop]):
-        zero = torch.zeros_like(out[..., :width])
-        out = out + torch.cat([_pair(w, p, x) if f"{p}.lora_a" in w else zero for p in PARTS[first:stop]], -1)
-    return out
+    joint = _beside(w, "qkv", x, rows)
+    out = out if joint is None else out + joint
+    parts = [_beside(w, part, x) for part in PARTS[first:stop]]
+    if all(part is None for part in parts):
+        return out
+    zero = torch.zeros_like(out[..., :width])
+    return out + torch.cat([zero if part is None else part for part in parts], -1)
 
 
 def aside(w: Tree, plain: Tensor) -> Tensor | None:
@@ -73,8 +77,15 @@ def aside(w: Tree, plain: Tensor) -> Tensor | None:
     return _affine(w, "up", z)
 
 
-def _pair(w: Tree, name: str, x: Tensor) -> Tensor:
-    return ops.low_rank(x, w[f"{name}.lora_a"], w[f"{name}.lora_b"])
+def _beside(w: Tree, name: str, x: Tensor, rows: slice = EVERY) -> Tensor | None:
+    """Return what a matrix's companions give, or some rows of it; None if there are none."""
+    a, b, rest = (w.get(f"{name}{kind}") for kind in (*PAIR, REST))
+    pair = None if a is None or b is None else ops.low_rank(x, a, b[..., rows, :])
+    if rest is None:
+        return pair
+    rest = rest[..., rows, :]
+    whole = ops.linear(x, rest, rest.new_zeros(rest.shape[:-1]))
+    return whole if pair is None else pair + whole
 
 
 def _affine(w: Tree, name: str, x: Tensor) -> Tensor:

@@ -178,8 +178,8 @@ class AdaptableBackbone(Backbone, Protocol):
     """A frozen network beside whose matrices, one for all clients, `weights` may have small ones of each client.
 
     NAME.lora_a [r, in] and NAME.lora_b [out, r] add B A x to what matrix NAME gives, be it block3.qkv, block3.q (k, v),
-    block3.out, block3.mlp1 or block3.mlp2. block3.side.down.weight and .bias, up and maybe mid add to a block's output
-    up(relu(mid(relu(down(norm1(z)))))). The text tower's names begin with "text."
+    block3.out, block3.mlp1 or block3.mlp2; NAME.rest [out, in] adds R x. block3.side.down.weight and .bias, up and
+    maybe mid add to a block's output up(relu(mid(relu(down(norm1(z)))))). The text tower's names begin with "text."
     """
 
     @property

@@ -59,12 +59,12 @@ class FedPGP(Method):
     # -- what is minimised, and what is used ------------------------------------
     def loss(self, task: Task, start: Tree, params: Tree, batch: Batch) -> Tensor:
         """Return the cross-entropy under p_G + UV, + μ L_con."""
-        own = dual(task).text(self._own(params), per_class=False)
+        contexts = [self._own(params), *([params["context"]] if self.contrast else [])]
+        own, *average = dual(task).text(torch.stack(contexts, -3), per_class=False).unbind(-3)
         value = ops.cross_entropy(match(batch["x"], own, dual(task).scale), batch["y"], batch["mask"])
-        if not self.contrast:
+        if not average:
             return value
-        average = dual(task).text(params["context"], per_class=False)
-        return value + self.contrast * self.contrastive(said(task, self.anchor), average, own)
+        return value + self.contrast * self.contrastive(said(task, self.anchor), *average, own)
 
     def contrastive(self, anchor: Tensor, average: Tensor, own: Tensor) -> Tensor:
         """Return L_con: the mean over classes of −log softmax([cos(T_0, T_σ), cos(T_σ, T)] / τ) at its first place.

@@ -66,15 +66,9 @@ class FLoRA(FedITLoRA):
 
     # -- what is used -----------------------------------------------------------
     def beside(self, params: Tree) -> Tree:
-        """Return a pair of each matrix, [s B, I] above [A, ΔW]: what has been added to W is a pair of full rank."""
-        found = dict(params)
-        for name in (name.removesuffix(REST) for name in params if name.endswith(REST)):
-            rest = found.pop(f"{name}{REST}")
-            eye = torch.eye(rest.shape[-2], device=rest.device, dtype=rest.dtype).expand(*rest.shape[:-2], -1, -1)
-            a, b = found.get(f"{name}{A}"), found.get(f"{name}{B}")
-            found[f"{name}{A}"] = rest if a is None or b is None else torch.cat([a, rest], -2)
-            found[f"{name}{B}"] = eye if b is None else torch.cat([self.scale * b, eye], -1)
-        return found
+        """Return the pairs with s, and what has been added to W; A alone, in a model without a client, is no pair."""
+        lone = [name for name in params if name.endswith(A) and name.removesuffix(A) + B not in params]
+        return super().beside(tree.drop(params, lone))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ Symbol -> name: p_g -> context, p_i -> own, θ -> theta, s -> tokens.
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
@@ -59,9 +60,10 @@ class PromptFolio(Method):
     def prepare(self, task: Task, params: Tree) -> Tree:
         """Run the text tower once: (1 − θ) T(p_g) + θ T(p_i), or T(p_g) of the server's model."""
         parts = [("context", 1 - self.theta), ("own", self.theta)] if "own" in params else [("context", 1.0)]
-        # a context without a share is not computed at all
-        texts = [(dual(task).text(params[name], per_class=False), share) for name, share in parts if share]
-        mixed = sum((share * text for text, share in texts[1:]), texts[0][1] * texts[0][0])
+        parts = [(name, share) for name, share in parts if share]  # without a share nothing is computed
+        texts = dual(task).text(torch.stack([params[name] for name, _ in parts], -3), per_class=False).unbind(-3)
+        first, *others = (share * text for (_, share), text in zip(parts, texts, strict=True))
+        mixed = sum(others, first)
         return params | {"text": F.normalize(mixed, dim=-1) if self.renorm else mixed}
 
     def predict(self, task: Task, params: Tree, batch: Batch) -> Tensor:
