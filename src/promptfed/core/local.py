@@ -178,14 +178,28 @@ class _Adam:
         # a client is inactive only after its own last step, so one count of steps serves every active client
         state["count"] += 1
         one, two = (1 - beta ** state["count"] for beta in self.betas)
-        for (name, p), g, lr in zip(params.items(), grads, self.lr, strict=True):
-            on = None if active is None else like(active, p)
-            first, second = state[f"first.{name}"], state[f"second.{name}"]
-            _assign(first, torch.lerp(g, first, self.betas[0]), on)
-            _assign(second, torch.lerp(g * g, second, self.betas[1]), on)
-            move = first / one / ((second / two).sqrt() + self.eps) + self.weight_decay * p
-            (move,) = (move,) if rate is None else scaled([move], rate)
-            p.sub_(move if on is None else move * on, alpha=lr)
+        alike: dict[float, dict[str, Tensor]] = {}
+        for name, g, lr in zip(params, grads, self.lr, strict=True):
+            alike.setdefault(lr, {})[name] = g.contiguous()  # few kernels for all need gradients laid out alike
+        for lr, some in alike.items():
+            values, found = [params[name] for name in some], list(some.values())
+            first, second = ([state[f"{part}.{name}"] for name in some] for part in ("first", "second"))
+            on = [None if active is None else like(active, p) for p in values]
+            _blend(first, found, self.betas[0], on)
+            _blend(second, list(torch._foreach_mul(found, found)), self.betas[1], on)
+            moves, below = torch._foreach_div(first, one), torch._foreach_div(second, two)
+            torch._foreach_sqrt_(below)
+            torch._foreach_add_(below, self.eps)
+            torch._foreach_div_(moves, below)
+            torch._foreach_add_(moves, torch._foreach_mul(values, self.weight_decay))
+            moving = moves if rate is None else scaled(moves, rate)
+            moving = [move if there is None else move * there for move, there in zip(moving, on, strict=True)]
+            torch._foreach_sub_(values, moving, alpha=lr)
+
+
+def _blend(old: list[Tensor], new: list[Tensor], beta: float, on: list[Tensor | None]) -> None:
+    for target, value, there in zip(old, torch._foreach_lerp(new, old, beta), on, strict=True):
+        _assign(target, value, there)
 
 
 def _assign(target: Tensor, value: Tensor, on: Tensor | None) -> None:
