@@ -9,8 +9,18 @@ RESULTS = Path(__file__).parents[1] / "docs" / "results"
 
 def outcome(folder: str) -> dict[str, Any]:
     """Return what `promptfed reproduce` wrote about one table."""
-    found: dict[str, Any] = json.loads((RESULTS / folder / "table.json").read_text(encoding="utf-8"))
+    return stored(folder, "table.json")
+
+
+def stored(folder: str, name: str) -> dict[str, Any]:
+    """Return a file of one table's results."""
+    found: dict[str, Any] = json.loads((RESULTS / folder / name).read_text(encoding="utf-8"))
     return found
+
+
+def is_kept(folder: str) -> bool:
+    """Return whether a table's results are there."""
+    return (RESULTS / folder / "table.json").exists()
 
 
 def bold(values: list[float]) -> list[str]:

@@ -15,8 +15,9 @@ import sys
 from statistics import mean
 from typing import Any
 
+from fedapt_results import fedapt_tables
 from relic_results import RELIC, audit_table, rates_table, relic_table, words_table
-from result_cells import RESULTS, best_rate, bold, markdown, outcome, seeds, signed, spread, two
+from result_cells import RESULTS, best_rate, markdown, outcome, seeds, signed, spread, two
 
 SEEDS = range(5)
 DEMO_SEEDS = range(3)
@@ -58,7 +59,6 @@ PLUGIN, ALONE = "pfedpt-t2-cifar10", "pfedpt-t1-cifar10"
 FEDAPT = "fedapt-office"
 FIELD = ("field-s5-office", "field-s3-pets", "field-shops-novel")
 COST = ("sent", "seconds", "memory", "rounds95")
-SHOPS = tuple(f"fedapt-shops-{name}" for name in ("t1", "t2", "t3", "t3-stages", "t4", "t5", "t6", "fig2"))
 
 
 def summary(folder: str, name: str) -> dict[str, Any] | None:
@@ -274,17 +274,23 @@ def grid_table(folder: str) -> list[str]:
     """Return the validation accuracy of every rate that was tried, seed 0; a row's best is bold."""
     found = outcome(folder)
     grids = {entry["title"]: entry["tuned"]["grid"] for entry in found["rows"] if entry["tuned"]}
-    grids = {title: grid for title, grid in grids.items() if all(one["validation"] is not None for one in grid)}
+    grids = {title: grid for title, grid in grids.items() if any(one["validation"] is not None for one in grid)}
     rates = sorted({rate for grid in grids.values() for one in grid for rate in one["setting"].values()})
     parts: list[tuple[str, list[str]]] = [("method", list(grids))]
     for rate in rates:
-        shown = []
-        for grid in grids.values():
-            scores = {one["setting"]["method.lr"]: one["validation"] for one in grid}
-            mark = "**" if scores.get(rate) == max(scores.values()) else ""
-            shown.append(f"{mark}{scores[rate]:.2f}{mark}" if rate in scores else "")
-        parts.append((f"{rate:g}", shown))
+        parts.append((f"{rate:g}", [_validated(grid, rate) for grid in grids.values()]))
     return markdown(f"{found['title']}: validation images, by rate", parts)
+
+
+def _validated(grid: list[dict[str, Any]], rate: float) -> str:
+    """Write the accuracy of one rate of a grid, bold if it is the best; nothing if it was not tried."""
+    tried = {one["setting"]["method.lr"]: one for one in grid}
+    if rate not in tried:
+        return ""
+    if (score := tried[rate]["validation"]) is None:
+        return "diverged" if "diverged" in tried[rate]["problem"] else "failed"
+    best = max(one["validation"] for one in grid if one["validation"] is not None)
+    return f"**{score:.2f}**" if score == best else f"{score:.2f}"
 
 
 def cifar_table(column: str) -> list[str]:
@@ -302,20 +308,6 @@ def cifar_table(column: str) -> list[str]:
         ours = [entries[number].get(one["row"], {}).get("ours") for one in rows]
         parts.append((f"ours, {rate}", [spread(one) for one in ours]))
         parts.append(("as received", [two(one and one["before"]) for one in ours]))
-    return markdown(title, parts)
-
-
-def shops_table(folder: str, column: str) -> list[str]:
-    """Return one column of a table by shop; what is best in a shop is bold."""
-    found = outcome(folder)
-    (about,) = (one for one in found["columns"] if one["name"] == column)
-    rows = [one for one in found["rows"] if one["column"] == column and one["ours"]["mean"] is not None]
-    several = any(len(one["ours"]["by_seed"]) > 1 for one in rows)
-    parts = [("method", [one["title"] for one in rows])]
-    for number, shop in enumerate(about["clients"]):
-        parts.append((shop, bold([one["ours"]["per_client"][number] for one in rows])))
-    parts.append(("mean, ± over seeds" if several else "mean", [spread(one["ours"]) for one in rows]))
-    title = found["title"] if len(found["columns"]) == 1 else f"{found['title']}, {about['title']}"
     return markdown(title, parts)
 
 
@@ -345,8 +337,7 @@ def pfedpg_page() -> list[list[str]]:
 
 def fedapt_page() -> list[list[str]]:
     """Return FedAPT's tables: Office-Caltech10, then the embedded images."""
-    shops = [shops_table(folder, one["name"]) for folder in SHOPS for one in outcome(folder)["columns"]]
-    return [paper_table(FEDAPT), grid_table(FEDAPT), *shops]
+    return [paper_table(FEDAPT), grid_table(FEDAPT), *fedapt_tables()]
 
 
 def relic_page() -> list[list[str]]:

@@ -15,13 +15,13 @@ from promptfed.runs.checks import toy_loop
 FIELD = [name for name in registry.tables() if name.startswith("field/")]
 SIZES = {
     "s1-global": (20, 4),
-    "s2-personal": (33, 4),
+    "s2-personal": (33, 6),
     "s3-novel": (20, 4),
     "s4-shots": (20, 20),
     "s4-own-shots": (27, 5),
     "s5-domains": (34, 4),
     "s6-unseen": (21, 4),
-    "s7-other-data": (17, 1),
+    "s7-other-data": (17, 2),
     "s9-privacy": (24, 8),
     "s10-newcomers": (28, 2),
     "shops-global": (20, 1),
@@ -182,6 +182,8 @@ def test_own_labels() -> None:
         "dir01": (100, 10, 100),
         "dir05": (100, 10, 100),
         "disjoint": (10, 0, 50),
+        "c10-dir01": (100, 10, 100),
+        "c10-dir05": (100, 10, 100),
         "people": (100, 10, 100),
     }
 

@@ -150,7 +150,7 @@ def test_every_row_has_the_same_budget_for_tuning(name: str) -> None:
         row for row in find_table(name).rows if known[row.recipe["method"]["name"].removesuffix("+pt")]().traits.learns
     ]
     grids = {tuple(map(len, row.tune.values())) for row in rows}
-    points = 5 if name.startswith("field/") else 4
+    points = 5 if name.startswith(("field/", "fedapt/office-", "fedapt/t1-office")) else 4
     assert grids == {(points,)} or not find_table(name).ranked  # what varies one method is no contest
 
 
@@ -287,8 +287,9 @@ def test_the_prompts_of_figure_8() -> None:
 
 
 def test_every_table_of_fedapt_is_there() -> None:
-    sizes = {"t1-domainnet": 9, "t1-office": 9, "t2-30clients": 12, "t3-unsup": 12, "t4-keys": 8, "t5-localkey": 2}
+    sizes = {"t1-domainnet": 9, "t1-office": 10, "t2-30clients": 12, "t3-unsup": 12, "t4-keys": 8, "t5-localkey": 2}
     sizes |= {"t6-unseen": 3, "fig2-inference": 6}
+    sizes |= {"office-t2": 15, "office-t3-stages": 36, "office-t4": 6, "office-t5": 2, "office-t6": 12}
     sizes |= {
         "shops-t1": 8,
         "shops-t2": 12,
@@ -302,7 +303,7 @@ def test_every_table_of_fedapt_is_there() -> None:
     assert {name: len(find_table(name).cells()) for name in FEDAPT} == {f"fedapt/{k}": v for k, v in sizes.items()}
 
 
-@pytest.mark.parametrize("name", [name for name in FEDAPT if "shops" not in name])
+@pytest.mark.parametrize("name", [name for name in FEDAPT if name.startswith("fedapt/t") or "fig2-inf" in name])
 def test_the_setting_of_fedapt(name: str) -> None:
     for cell in find_table(name).cells().values():
         (recipe,) = config.expand(cell.recipe, [], cell.name)
@@ -327,7 +328,29 @@ def test_anyone_can_run_the_shops(name: str) -> None:
         assert cell.figure is None
 
 
-@pytest.mark.parametrize(("name", "domains"), [("t4-keys", 6), ("shops-t4", 4)])
+@pytest.mark.parametrize("name", [name for name in FEDAPT if "/office" in name])
+def test_the_four_cameras_in_the_setting_of_table_1(name: str) -> None:
+    table, cameras = find_table(name), {"amazon", "caltech", "dslr", "webcam"}
+    (first, *_), stages = config.load("fedapt/t1-office/fedapt"), name == "fedapt/office-t3-stages"
+    for cell in table.cells().values():
+        (recipe,) = config.expand(cell.recipe, [], cell.name)
+        assert (recipe.data, recipe.backbone) == (first.data, first.backbone)
+        assert {title.removesuffix(" (unseen)") for title in cell.column.clients} == cameras
+        assert recipe.rounds == (30 if stages else 50)
+        assert cell.figure is None
+        if cell.row.name != "clip-zs":
+            assert (recipe.method["lr"], recipe.method["batch"]) == (0.01, 64 if stages else 32)
+            assert stages or cell.row.tune == {"method.lr": (0.1, 0.03, 0.01, 0.003, 0.001)}
+            unlike = {key for key, value in recipe.method.items() if value != first.method.get(key)}
+            assert stages or recipe.method["name"] != "fedapt" or unlike <= {"lr", "domains", *FedAPT().traits.testing}
+
+
+def test_fedapt_with_mixed_keys_is_the_same_training() -> None:
+    one, mixed = (config.load(f"fedapt/t1-office/{row}")[0].method for row in ("fedapt", "fedapt-tau1"))
+    assert mixed == {**one, "tau": 1.0} != one
+
+
+@pytest.mark.parametrize(("name", "domains"), [("t4-keys", 6), ("shops-t4", 4), ("office-t4", 4)])
 def test_one_row_for_every_key(name: str, domains: int) -> None:
     settings = [row.recipe["method"] for row in find_table(f"fedapt/{name}").rows]
     assert [one["test_key"] for one in settings] == ["none", *["fixed"] * domains, "adaptive"]
@@ -351,12 +374,19 @@ def test_what_fedapts_tables_measure() -> None:
         "shops-t3-stages": "deployed",
         "shops-t5": "trained",
         "shops-t6": "deployed",
+        "office-t2": "deployed",
+        "office-t3-stages": "deployed",
+        "office-t5": "trained",
+        "office-t6": "unseen",
     }
     for name in FEDAPT:
         assert find_table(name).measures == (wanted.get(name.removeprefix("fedapt/"), "mean"),)
 
 
-@pytest.mark.parametrize(("name", "domains"), [("t2-30clients", 6), ("t3-unsup", 6), ("shops-t2", 4), ("shops-t3", 4)])
+@pytest.mark.parametrize(
+    ("name", "domains"),
+    [("t2-30clients", 6), ("t3-unsup", 6), ("shops-t2", 4), ("shops-t3", 4), ("office-t2", 4), ("office-t3-stages", 4)],
+)
 def test_many_clients_take_part_one_per_domain(name: str, domains: int) -> None:
     many = (5 * domains, domains, "one-per-domain", "domain-dirichlet")
     for cell in find_table(f"fedapt/{name}").cells().values():
@@ -383,7 +413,7 @@ def _untested(method: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in method.items() if key not in FedAPT().traits.testing}
 
 
-@pytest.mark.parametrize(("name", "domains"), [("t6-unseen", 5), ("shops-t6", 3)])
+@pytest.mark.parametrize(("name", "domains"), [("t6-unseen", 5), ("shops-t6", 3), ("office-t6", 3)])
 def test_the_unseen_domain_is_the_last_column(name: str, domains: int) -> None:
     table = find_table(f"fedapt/{name}")
     for cell in table.cells().values():
