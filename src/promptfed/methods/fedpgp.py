@@ -64,7 +64,7 @@ class FedPGP(Method):
         value = ops.cross_entropy(match(batch["x"], own, dual(task).scale), batch["y"], batch["mask"])
         if not average:
             return value
-        return value + self.contrast * self.contrastive(said(task, self.anchor), *average, own)
+        return value + self.contrast * self.contrastive(said(task, self.anchor), average[0], own)
 
     def contrastive(self, anchor: Tensor, average: Tensor, own: Tensor) -> Tensor:
         """Return L_con: the mean over classes of −log softmax([cos(T_0, T_σ), cos(T_σ, T)] / τ) at its first place.
