@@ -333,6 +333,7 @@ def full(*given: object, **more: object) -> int:
     [
         "promptfed.federation.loop.write_tree",
         "promptfed.federation.store.write_segment",
+        "promptfed.federation.segments.Segment.sync",
         "promptfed.results.folder.record.write_sealed",
     ],
 )

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from promptfed.core import tree
 from promptfed.core.errors import PromptFedError
 from promptfed.core.tree import Tree
+from promptfed.federation.segments import Segment
 from promptfed.federation.store import SMALL_FILES, Manifest, Store, read_tree, verify, write_tree
 
 BYTES = 2**-20  # in megabytes
@@ -418,3 +419,24 @@ def test_no_other_byte_of_a_sealed_file_is_read_as_the_tree(tmp_path: Path) -> N
                 continue
             assert list(found) == list(word), (place, bit)
             assert all(found[name].equal(value) for name, value in word.items()), (place, bit)
+
+
+# -- what has reached the disk --------------------------------------------------------------------------------------
+
+
+def test_a_commit_waits_for_the_files_that_it_names_and_for_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = list[str]()
+    monkeypatch.setattr(Segment, "sync", lambda segment: synced.append(segment.path.name))
+    store = Store(fresh, tmp_path, memory_mb=BYTES)  # every tree but the last one is written at once
+    for number in range(3):
+        put(store, c0=number, c1=number)
+    assert synced == []
+    first = store.commit()
+    assert synced == sorted(first)
+    put(store, c2=9.0)
+    second = store.commit()
+    assert synced == [*sorted(first), *sorted(second.keys() - first.keys())]
+    assert store.commit() == second
+    assert len(synced) == len(second)

@@ -83,4 +83,4 @@ def floats(tree: Tree) -> int:
 
 def nbytes(tree: Tree) -> int:
     """Count the bytes the tree's numbers take."""
-    return sum(value.numel() * value.element_size() for value in tree.values())
+    return sum(value.nbytes for value in tree.values())

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from promptfed.core import keys, memory
+from promptfed.core import keys, memory, tree
 from promptfed.core.protocols import Backbone, Batch, Change, Draw
 from promptfed.core.tree import Tree
 from promptfed.data.dataset import Dataset, Indices
@@ -39,6 +40,7 @@ class Pool:
         mean, std = (torch.tensor(part, device=device) for part in (dataset.mean, dataset.std))
         self.scale, self.shift = 1 / (255 * std), -mean / std
         self.labels, self.domains = dataset.labels, dataset.domains
+        self.image_bytes = 4 * math.prod(self.x.shape[1:])  # of one image as a batch has it
         self.seen = 0  # training examples handed out so far
 
     def images(self, index: Tensor) -> Tensor:
@@ -117,12 +119,12 @@ class ClientData:
             plans.append(_plan(len(rows), size, epochs, steps, shuffle, drop_last))
         local = _side_by_side(plans, size)
         mask = local >= 0
-        local[~mask] = 0
+        np.maximum(local, 0, out=local)
         index = np.empty_like(local)
         for column, rows in enumerate(self.rows):
             # a client without examples has no step of its own: any image may stand in for the padding
             index[:, column] = rows[local[:, column]] if len(rows) else 0
-        self.pool.seen += int(mask.sum()) if purpose != "test" else 0
+        self.pool.seen += int(np.count_nonzero(mask)) if purpose != "test" else 0
         lengths = tuple(len(plan) for plan in plans) if self.stacked else ()
         # a walk in order looks at the images as they are, and learns nothing
         data = replace(self, training=PLAIN) if ordered else self
@@ -132,8 +134,10 @@ class ClientData:
         """Refuse batches that the machine has no room for: all their places, and the images of one of them."""
         longest = max(len(rows) for rows in self.rows)
         most = max(epochs * -(-longest // size), 1) if steps is None else steps
-        places, images = 8 * most, 4 * math.prod(self.pool.x.shape[1:])
-        memory.require(len(self.rows) * size * (places + images), "method.batch", "method.epochs", *GROWING)
+        places = 8 * most
+        memory.require(
+            len(self.rows) * size * (places + self.pool.image_bytes), "method.batch", "method.epochs", *GROWING
+        )
 
     def _planned(
         self, purpose: str, size: int, index: Indices, local: Indices, mask: NDArray[np.bool_], lengths: tuple[int, ...]
@@ -142,12 +146,14 @@ class ClientData:
         augment, schedule = self.training.augment, self.training.schedule
         draws = {**self.draws, **(augment.draws() if augment else {})}
         salts = [[keys.key(self.seed, name, purpose, client, self.round) for client in self.clients] for name in draws]
-        plan = {
-            "plan.pool": torch.from_numpy(index),
-            "plan.index": torch.from_numpy(local),
-            "plan.mask": torch.from_numpy(mask).float(),
+        plan: dict[str, NDArray[Any]] = {
+            "plan.pool": index,
+            "plan.index": local,
+            "plan.mask": mask.astype(np.float32),
         }
-        tensors = {name: _send(part if self.stacked else part[:, 0], device) for name, part in plan.items()}
+        tensors = {
+            name: _send(torch.from_numpy(part if self.stacked else part[:, 0]), device) for name, part in plan.items()
+        }
         for name, salt in zip(draws, salts, strict=True):
             tensors[f"salt.{name}"] = _send(torch.tensor(salt if self.stacked else salt[0]), device)
         if schedule:
@@ -162,7 +168,9 @@ class ClientData:
 
 def _send(value: Tensor, device: torch.device) -> Tensor:
     """Copy to the device; neither a GPU nor the host waits for it."""
-    return value.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else value.to(device)
+    if device.type == "cuda":
+        return value.pin_memory().to(device, non_blocking=True)
+    return value if device.type == "cpu" else value.to(device)
 
 
 def _side_by_side(plans: Sequence[Indices], size: int) -> Indices:
@@ -272,6 +280,7 @@ class Shards:
         self.capacity = int(held.sizes.max())
         domains = held.tally(pool.domains, int(pool.domains.max(initial=0)) + 1)
         self._facts = make_facts(held.sizes, held.tally(pool.labels, pool.classes), domains.argmax(1))
+        self._rows_of_facts = {name: value.numpy() for name, value in self._facts.items()}  # the same memory
 
     def __len__(self) -> int:
         return len(self.rows["train"])
@@ -294,5 +303,6 @@ class Shards:
         return {name: _send(value[chosen], self.pool.x.device) for name, value in self._facts.items()}
 
     def _own_facts(self, client: int) -> Tree:
-        # a tensor of its own: it may lie in memory differently than within those of all clients
-        return {name: _send(value[client].clone(), self.pool.x.device) for name, value in self._facts.items()}
+        # arrays of its own, and by numpy: for a handful of numbers torch takes several times as long
+        own = {name: torch.from_numpy(value[client, ...].copy()) for name, value in self._rows_of_facts.items()}
+        return tree.map(partial(_send, device=self.pool.x.device), own)

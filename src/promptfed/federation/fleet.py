@@ -83,7 +83,7 @@ class OneByOne:
 
     def fit(self, round: int, clients: Tensor, down: Tree, *, keep: bool = True, test: bool = True) -> Fitted:  # noqa: A002
         """Train the clients from `down` [C, ...]; their personal trees change only if `keep`."""
-        rows, images = list[tuple[Tree, Tree, Tree]](), 0
+        rows, images, count = list[tuple[Tree, Tree, Tree]](), 0, len(clients)
         for number, client in enumerate(clients.tolist()):
             own, before = tree.settled(tree.row(down, number)), _to(self.store.get(client), self.shards)
             data = self.shards.data([client], round, stacked=False)
@@ -96,11 +96,11 @@ class OneByOne:
                 tested = _test(self.method, self.task, params, self.shards.data([client], round, "test", stacked=False))
             if not rows and not self.shards.pool.x.is_cuda:
                 # every answer, and all of them stacked
-                memory.require(2 * len(clients) * tree.nbytes(up), "per_round", "clients")
+                memory.require(2 * count * tree.nbytes(up), "per_round", "clients")
             rows.append((up, extensions.measures(self.method, self.task, before, after), tested))
             if keep:
                 self.store.put(client, after)
-            self.tick(1, len(clients))
+            self.tick(1, count)
         up, measures, tested = (tree.stack(part) for part in zip(*rows, strict=True))
         return Fitted(up, self.method.weight(self.shards.facts(clients.tolist())), measures, tested, images)
 

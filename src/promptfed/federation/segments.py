@@ -83,15 +83,21 @@ class Segment:
         """What the checkpoint's manifest says of it."""
         return {"crc32": self.crc32, "index": self.index, "rows": len(self.clients)}
 
+    def sync(self) -> None:
+        """Wait until the file is on the disk."""
+        with self.path.open("r+b") as file:
+            os.fsync(file.fileno())
+
     def read(self, row: int) -> Tree:
         """Return one tree."""
+        content = bytearray(self.layout.width)
         try:
-            with self.path.open("rb", buffering=0) as file:
+            with open(self.path, "rb", buffering=0) as file:  # noqa: PTH123  (this is read once a client and round)
                 file.seek(self.start + row * self.layout.width)
-                content = bytearray(file.read(self.layout.width))
+                got = file.readinto(content)
         except OSError as error:
             raise unreadable(self.path, error) from error
-        if zlib.crc32(content) != self.sums[row] or len(content) != self.layout.width:
+        if zlib.crc32(content) != self.sums[row] or got != self.layout.width:
             raise unreadable(self.path, "a tree in it does not match its checksum")
         return self.layout.unpack(content)
 
@@ -113,15 +119,12 @@ def checksums(rows: Rows) -> NDArray[np.uint32]:
 
 
 def write_segment(path: Path, layout: Layout, clients: NDArray[np.int32], rows: Rows) -> Segment:
-    """Write the clients' rows to a new file, through to the disk."""
+    """Write the clients' rows to a new file; until `Segment.sync` the disk may have a part of it."""
     sums = checksums(rows)
     parts = {"clients": clients.astype(np.int32), "crc32": sums.view(np.int32), "rows": rows}
     about = {"layout": json.dumps([layout.width, layout.fields])}
     content = save({name: torch.from_numpy(np.ascontiguousarray(part)) for name, part in parts.items()}, about)
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    path.write_bytes(content)
     start = len(content) - rows.size
     return Segment(path, layout, clients, sums, start, zlib.crc32(content), zlib.crc32(content[:start]))
 

@@ -122,6 +122,7 @@ class Store:
         self._files: dict[int, Segment | _Stacked] = {}
         self._live: dict[int, int] = {}  # the file's rows that no later file replaces
         self._named: set[int] = set()  # files that a manifest names
+        self._unsynced: dict[int, Segment] = {}  # files of which the disk may have a part; most are gone by the commit
         self._ranks, self._owner = ranks, np.array(owner, np.int32)
         self._written = self._before(0)
 
@@ -162,6 +163,9 @@ class Store:
         self._flush(self._unsaved)
         self._rewrite(self._outdated())
         self._files = {number: file for number, file in self._files.items() if self._live[number]}
+        for number in sorted(self._unsynced.keys() & self._files.keys()):
+            self._unsynced[number].sync()
+        self._unsynced.clear()
         self._live = {number: self._live[number] for number in self._files}
         self._named = set(self._files)
         return {file.path.name: file.entry for file in self._files.values()}
@@ -235,7 +239,8 @@ class Store:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._written += self._ranks.size
         path = self._folder / names.personal_file(self._written)
-        self._files[self._written] = write_segment(path, layout, clients, rows)
+        segment = write_segment(path, layout, clients, rows)
+        self._files[self._written] = self._unsynced[self._written] = segment
         self._place(clients, self._written)
 
     def _place(self, clients: NDArray[np.int32], number: int) -> None:
