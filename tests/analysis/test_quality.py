@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from promptfed.analysis import quality
-from promptfed.analysis.generate import Sampler
+from promptfed.analysis.generate import Sampler, draw_all, spoken
 from promptfed.analysis.quality import (
     DrawRequest,
     Judge,
@@ -30,7 +30,7 @@ from promptfed.core.errors import PromptFedError
 from promptfed.core.files import unsealed
 from promptfed.federation.loop import rng_for
 from promptfed.results.report.measured import words
-from promptfed.runs.finished import FinishedRun, open_run
+from promptfed.runs.finished import FinishedRun, open_run, train_again
 from support.command import promptfed
 from support.inverted_runs import classified, inverted, painted, painting
 
@@ -156,16 +156,44 @@ def test_words_of_a_run(relic: FinishedRun, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(quality, "find_features", lambda *_: Means())
     found = measure(relic, DrawRequest(Sampler(count=4), clients=2, own=3, real=6))
     assert [(line["word"], line.get("client")) for line in found["words"]] == [
-        ("global", None), ("global", 0), ("sent", 0), ("client", 0), ("global", 1), ("sent", 1), ("client", 1),
+        ("global", None),
+        ("global", 0), ("sent", 0), ("client", 0), ("trained", 0),
+        ("global", 1), ("sent", 1), ("client", 1), ("trained", 1),
     ]  # fmt: skip
-    assert [(line["real"], line["drawn"]) for line in found["words"]] == [(6, 4), *[(8, 3)] * 6]
+    assert [(line["real"], line["drawn"]) for line in found["words"]] == [(6, 4), *[(8, 3)] * 8]
     assert (found["features"], found["rounds"], found["round"]) == ("means", [], 2)
     assert unsealed((relic.folder / "quality.json").read_text()) == found
     everyone = np.unique(np.concatenate(relic.plan.partition.train))
     pictures = painted(relic.loop.server["word"]).expand(4, -1, -1, -1)
     assert found["words"][0] == {"word": "global", **Judge(relic, Means(), chosen(everyone, 6))(pictures)}
     own = Judge(relic, Means(), relic.plan.partition.train[1])(pictures[:3])
-    assert found["words"][4] == {"word": "global", "client": 1, **own}
+    assert found["words"][5] == {"word": "global", "client": 1, **own}
+
+
+def test_a_word_right_after_its_own_training(
+    relic: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: dict[str, Tensor] = {}
+
+    def noted(run: FinishedRun, words: dict[str, Tensor], sampler: Sampler) -> dict[str, Tensor]:
+        drawn.update(words)
+        return draw_all(run, words, sampler)
+
+    monkeypatch.setattr(quality, "find_features", lambda *_: Means())
+    monkeypatch.setattr(quality, "draw_all", noted)
+    before = relic.own(1)[1]
+    measure(relic, DrawRequest(Sampler(count=2), clients=2, own=2))
+    for client, own, up, _ in train_again(relic.loop, [0, 1], keep=True):
+        assert drawn[f"sent {client}"].equal(up["word"])
+        personal = relic.loop.store.get(client)
+        params = relic.loop.method.trained(relic.task, own, personal, up)
+        assert drawn[f"trained {client}"].equal(spoken(relic, params, Sampler().prompt))
+        assert not drawn[f"trained {client}"].equal(drawn[f"client {client}"])
+    relic.loop.store.discard()
+    assert all(relic.own(1)[1][name].equal(value) for name, value in before.items())
+    plain = open_run(inverted("fedti", tmp_path))
+    found = measure(plain, DrawRequest(Sampler(count=2), clients=1, own=2))
+    assert [line["word"] for line in found["words"]] == ["global", "global", "sent", "client"]
 
 
 def test_few_images_in_one_place_are_compared_with_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +240,7 @@ def test_a_curve_ends_where_the_run_did(relic: FinishedRun, monkeypatch: pytest.
 def test_without_a_server_there_are_clients_words(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quality, "find_features", lambda *_: Means())
     found = measure(open_run(folders["ti-local"]), DrawRequest(Sampler(count=2), clients=1, every=1))
-    assert [(line["word"], line["client"]) for line in found["words"]] == [("client", 0)]
+    assert [(line["word"], line["client"]) for line in found["words"]] == [("client", 0), ("trained", 0)]
     assert found["rounds"] == []
 
 
@@ -251,7 +279,9 @@ def test_the_command(folders: dict[str, Path]) -> None:
         ["relic", "global", "0"],
         ["relic", "sent", "0"],
         ["relic", "client", "0"],
+        ["relic", "trained", "0"],
         ["ti-local", "client", "0"],
+        ["ti-local", "trained", "0"],
     ]
     done = promptfed("quality", folders["relic"], "--count", 2, "--clients", 0, "--against", "own", "--format", "csv")
     assert (done.code, done.out.splitlines()[1].split(",")[1]) == (0, "global own")

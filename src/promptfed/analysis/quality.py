@@ -1,7 +1,8 @@
 """How good a finished run's pictures are: FID, KID, and how alike images and texts are to a dual encoder.
 
 All words of all runs are drawn from the same starting latents in the same prompt, so that only the words differ.
-Paper's name -> kind: S* -> "global", S^c, what the server sees of a client, -> "sent", S^{c*} -> "client".
+Paper's name -> kind: S* -> "global", S^c, what the server sees of a client, -> "sent", S^{c*} -> "client", which is
+made of the server's u, or "trained", of the client's own right after one more local training.
 The global word is compared with training images of the whole data set, whichever clients hold them, so that runs
 of few clients and of many can be compared. Compared with what the run's own clients hold it is "global own".
 """
@@ -16,7 +17,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from promptfed.analysis.generate import Sampler, client_word, draw_all, global_word
+from promptfed.analysis.generate import Sampler, client_word, draw_all, global_word, spoken
 from promptfed.analysis.picture_features import Features, find_features
 from promptfed.backbones.resizing import resized
 from promptfed.core import tree
@@ -203,32 +204,47 @@ def uploads(run: FinishedRun, clients: Sequence[int]) -> tree.Tree:
     """Return what these clients would send in one more round [C, ...], guarded as it leaves them; nothing changes."""
     for client in clients:
         run.check_client(client)
-    loop = run.loop
-    rows = [
-        loop.guards.protect(loop.finished, torch.tensor(client), own, up, weight)[1]
-        for client, own, up, weight in train_again(loop, clients)
-    ]
-    return tree.stack(rows)
+    return tree.stack([_guarded(run, *answer) for answer in train_again(run.loop, clients)])
+
+
+def _guarded(run: FinishedRun, client: int, own: tree.Tree, up: tree.Tree, weight: Tensor) -> tree.Tree:
+    """Return an answer as it leaves the client."""
+    return run.loop.guards.protect(run.loop.finished, torch.tensor(client), own, up, weight)[1]
 
 
 def _clients(run: FinishedRun, features: Features, clients: Sequence[int], sampler: Sampler) -> list[Line]:
     """Measure the words of single clients, and the global one, against the images each of them trains on."""
     if not clients:
         return []
-    up = uploads(run, clients)
-    shared = inverted(run)[0].shared
-    words = {"global": global_word(run)} if shared else {}
-    for number, client in enumerate(clients):
-        if "word" in up:
-            words[f"sent {client}"] = up["word"][number]
-        words[f"client {client}"] = client_word(run, client, sampler.prompt)
+    for client in clients:
+        run.check_client(client)
+    words = {"global": global_word(run)} if inverted(run)[0].shared else {}
+    words |= {f"client {client}": client_word(run, client, sampler.prompt) for client in clients}
+    words |= _after_training(run, clients, sampler.prompt)
     drawn, lines = draw_all(run, words, sampler), []
     for client in clients:
         judge = Judge(run, features, run.plan.partition.train[client])
-        for kind, name in (("global", "global"), ("sent", f"sent {client}"), ("client", f"client {client}")):
-            if name in drawn:
-                lines.append({"word": kind, "client": client, **judge(drawn[name])})
+        kinds = {"global": "global"} | {kind: f"{kind} {client}" for kind in ("sent", "client", "trained")}
+        lines += [
+            {"word": kind, "client": client, **judge(drawn[name])} for kind, name in kinds.items() if name in drawn
+        ]
     return lines
+
+
+def _after_training(run: FinishedRun, clients: Sequence[int], prompt: str) -> dict[str, Tensor]:
+    """Return what every client would send in one more round, and its own word then, if that is another one."""
+    words, loop = dict[str, Tensor](), run.loop
+    try:
+        for client, own, up, weight in train_again(loop, clients, keep=True):
+            personal = tree.to(loop.store.get(client), loop.device)
+            trained = spoken(run, loop.method.trained(run.task, own, personal, up), prompt)
+            if "word" in up:
+                words[f"sent {client}"] = _guarded(run, client, own, up, weight)["word"]
+            if "word" not in up or not trained.equal(words[f"sent {client}"]):
+                words[f"trained {client}"] = trained
+    finally:
+        loop.store.discard()
+    return words
 
 
 def _before(run: FinishedRun, judge: Judge, request: DrawRequest) -> list[Line]:

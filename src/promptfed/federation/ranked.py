@@ -18,7 +18,7 @@ from promptfed.federation.fleet import QUIET, Download, Fitted, Fleet
 
 # The bytes of all answers of a round up to which every process gets them and aggregates by itself. Beyond, only the
 # leader does, and hands the server's tree to the others: see benchmarks/ranks.py.
-EVERYWHERE = 2**24
+EVERYWHERE = 2**22
 
 
 def deal(sizes: Sequence[int], ranks: int, width: int = 1) -> list[int]:

@@ -75,7 +75,12 @@ def _notes(cautions: Iterable[str | None]) -> str:
 
 _WORDS = (
     Column("method", "", ("method",), numeric=False),
-    Column("word", "global S*, sent S^c (what the server sees), client S^c*", ("word",), numeric=False),
+    Column(
+        "word",
+        "global S*, sent S^c (what the server sees), client S^c*, trained: right after its own training",
+        ("word",),
+        numeric=False,
+    ),
     Column("client", "", ("client",)),
     Column("FID", "lower is better", ("fid",)),
     Column("KID", "× 1000, lower is better; ± its standard error", ("kid", "kid_error")),
