@@ -127,6 +127,12 @@ def test_what_came_of_pfedvpt() -> None:
         assert min(best[name] for name in prompts) > max(best["head-probe"], best["fedavg"], best["fedvpt"])
 
 
+def test_what_came_of_pfedvpt_with_many_photographs() -> None:
+    rows = read_table(RESULTS / "pfedvpt-dermoscopic")["rows"]
+    found = {one["row"]: one["tuned"]["ours"]["mean"] for one in rows if one["tuned"]["ours"]["mean"] is not None}
+    assert sorted(found, key=lambda row: found[row], reverse=True) == ["head-probe", "vit-tuning", "prior"]
+
+
 def test_what_came_of_the_authors_own_clients() -> None:
     near = {}
     for column in ("dirichlet", "iid", "pathological"):

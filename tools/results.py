@@ -53,7 +53,7 @@ PFEDPT = (
 )
 # Table 1 again, on the authors' own clients and measured as they measure
 AUTHORS = ("pfedpt-t1-authors-dirichlet", "pfedpt-t1-authors-iid", "pfedpt-t1-authors-pathological")
-PERSONAL, PRINTED = "pfedvpt-personal", "office-prompts"
+PERSONAL, PRINTED = ("pfedvpt-personal", "pfedvpt-dermoscopic"), "office-prompts"
 # Table 2 with the prompt; without it, its cells are those of Table 1
 PLUGIN, ALONE = "pfedpt-t2-cifar10", "pfedpt-t1-cifar10"
 FEDAPT = "fedapt-office"
@@ -165,11 +165,11 @@ def authors_table(folder: str) -> list[str]:
     return markdown(f"{found['title']}, {found['columns'][0]['title']}, the authors' own clients", parts)
 
 
-def personal_table(column: str) -> list[str]:
+def personal_table(folder: str, column: str) -> list[str]:
     """Return what is built from a frozen backbone's parts: each at its best rate, its worst client, its bytes."""
-    found = outcome(PERSONAL)
+    found = outcome(folder)
     title = next(one["title"] for one in found["columns"] if one["name"] == column)
-    runs = json.loads((RESULTS / PERSONAL / "runs.json").read_text(encoding="utf-8")).values()
+    runs = json.loads((RESULTS / folder / "runs.json").read_text(encoding="utf-8")).values()
     rows = [one for one in found["rows"] if one["column"] == column and one["tuned"]["ours"]["mean"] is not None]
     tuned = [one["tuned"]["ours"] for one in rows]
     worst = []
@@ -318,7 +318,8 @@ def demo_page() -> list[list[str]]:
 
 def pfedvpt_page() -> list[list[str]]:
     """Return our own comparison, column by column."""
-    return [*(personal_table(one["name"]) for one in outcome(PERSONAL)["columns"]), further_rows()]
+    tables = [personal_table(folder, one["name"]) for folder in PERSONAL for one in outcome(folder)["columns"]]
+    return [*tables, further_rows()]
 
 
 def pfedpt_page() -> list[list[str]]:

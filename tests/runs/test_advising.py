@@ -100,6 +100,15 @@ def test_whole_models_are_a_rival_where_there_are_many_images() -> None:
     assert "shops/whole" in advise(FOUR, may).method.evidence
 
 
+def test_sites_with_many_images_hear_of_heads_of_their_own() -> None:
+    few, many = (advise(replace(FOUR, training=(count,) * 4), NOTHING).method for count in (999, 1000))
+    told = [f"dermoscopic/{row}" for row in ("alone", "head", "shares")]
+    assert [name for name in many.evidence if name not in few.evidence] == told
+    assert "run head-probe first" in " ".join(many.why)
+    best = [EVIDENCE[name].percent for name in told]
+    assert best == sorted(best, reverse=True)
+
+
 # -- clients --------------------------------------------------------------------------------------------------------
 
 

@@ -28,6 +28,10 @@ def _office(percent: float, row: str) -> Measured:
     return Measured(percent, "pfedvpt-personal", "office", row, "pfedvpt.md", tuned=True)
 
 
+def _dermoscopic(percent: float, row: str) -> Measured:
+    return Measured(percent, "pfedvpt-dermoscopic", "dermoscopic", row, "pfedvpt.md", tuned=True)
+
+
 def _cifar100(percent: float, row: str) -> Measured:
     return Measured(percent, "pfedpg-cifar100-0.01", "c100-disjoint", row, "pfedpg.md")
 
@@ -62,7 +66,11 @@ EVIDENCE = MappingProxyType(
         "office/head": _office(97.05, "vit-tuning"),
         "office/shares": _office(97.67, "prior"),
         "office/prompt": _office(96.65, "shared"),
-        # the same two at rate 0.1
+        # three sites with 1,144 to 2,708 photographs of three classes; DINOv2 ViT-S/14 at 112 pixels
+        "dermoscopic/alone": _dermoscopic(79.13, "head-probe"),
+        "dermoscopic/head": _dermoscopic(77.28, "vit-tuning"),
+        "dermoscopic/shares": _dermoscopic(76.15, "prior"),
+        # people and Office at rate 0.1
         "people/rate": Measured(89.66, "pfedvpt-personal", "people", "prior", "pfedvpt.md"),
         "office/rate": Measured(97.72, "pfedvpt-personal", "office", "prior", "pfedvpt.md"),
         # every class at one client only; DINOv2 ViT-S/14 at 98 pixels, one seed
