@@ -185,8 +185,8 @@ def _shared_head(facts: DataFacts, wishes: Wishes, clients: int) -> Decision:
     names = [f"{setting}/{row}" for row in ("shares", "alone", "fedavg", "head", "prompt")]
     if _each(facts, clients) >= MANY:
         why.append(
-            f"But a client has {MANY:,} training images or more. With as many, on Dermoscopic-FL, a head of its own was "
-            f"ahead: {said['dermoscopic/alone']} alone, {said['dermoscopic/head']} with a shared head and "
+            f"But a client has {MANY:,} training images or more. On Dermoscopic-FL, where it is so too, heads of their "
+            f"own were ahead: {said['dermoscopic/alone']} alone, {said['dermoscopic/head']} with a shared head and "
             f"{said['dermoscopic/shares']} with class shares too. So run head-probe first."
         )
         names += [f"dermoscopic/{row}" for row in ("alone", "head", "shares")]
