@@ -57,7 +57,12 @@ PERSONAL, PRINTED = ("pfedvpt-personal", "pfedvpt-dermoscopic"), "office-prompts
 # Table 2 with the prompt; without it, its cells are those of Table 1
 PLUGIN, ALONE = "pfedpt-t2-cifar10", "pfedpt-t1-cifar10"
 FEDAPT = "fedapt-office"
-FIELD = ("field-s5-office", "field-s3-pets", "field-shops-novel")
+FIELD = (
+    *("field-s5-office", "field-s3-pets"),
+    *("field-shops-personal", "field-shops-global", "field-shops-novel"),
+)
+# what the first measure of a table of the field is of
+FIRST = {"mean": "own images", "deployed": "everyone's images", "newcomers": "newcomers", "unseen": "the unseen shop"}
 COST = ("sent", "seconds", "memory", "rounds95")
 
 
@@ -222,13 +227,14 @@ def field_table(folder: str, column: str) -> list[str]:
     }
     parts = [
         ("method", [one["title"] for one in rows]),
-        ("own images, ± over seeds", [spread(ours) for ours in best]),
+        (f"{FIRST[found['measures'][0]]}, ± over seeds", [spread(ours) for ours in best]),
         *([("− PromptFL, ± s.e.", [paired.get(one["row"], "") for one in rows])] if paired else []),
         *((name, [two(ours["beside"][name]) for ours in best]) for name in found["measures"][1:] if name not in COST),
         ("its rate", [best_rate(one["tuned"]) for one in rows]),
         ("numbers sent a round", [f"{ours['traffic']['up_floats']:,}" for ours in best]),
     ]
-    return markdown(f"{title}{f', with {other}' if other else ''}", parts)
+    scenario = found["title"].removeprefix("The field, ").partition(" ")[0].rstrip(":")
+    return markdown(f"{scenario}: {title}{f', with {other}' if other else ''}", parts)
 
 
 def plugin_table(column: str) -> list[str]:
