@@ -1,11 +1,13 @@
 """A frozen text-to-image model: its prompts, its denoiser and its drawings are diffusers' own."""
 
+import contextlib
 import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from promptfed.backbones import pipeline
 from promptfed.backbones.cached import Cached
@@ -118,6 +120,14 @@ def test_prompts_by_hand() -> None:
 def test_impossible_templates_are_refused(template: str, message: str) -> None:
     with pytest.raises(PromptFedError, match=message):
         read_prompts(tiny().tokenizer, [template], 1, CPU)
+
+
+@pytest.mark.parametrize("without_numbers", [FakeTensorMode(allow_non_fake_inputs=True), torch.device("meta")])
+def test_prompts_asked_for_without_numbers_are_not_kept(without_numbers: Any) -> None:
+    net, template = loaded(), ["a photo of a {}"]
+    with contextlib.suppress(RuntimeError, NotImplementedError), without_numbers:  # as a model's size is estimated
+        net.context(template)
+    assert net.context(template).equal(loaded().context(template))
 
 
 def test_a_known_word_in_place_of_the_pseudo_word_is_that_word(net: LoadedDiffusion) -> None:

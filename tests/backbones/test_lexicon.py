@@ -50,6 +50,15 @@ def test_sentences_asked_for_without_numbers_are_not_kept(without_numbers: Any, 
     assert net.sentences(TEXTS).equal(fresh.sentences(TEXTS))
 
 
+@pytest.mark.parametrize("without_numbers", [FakeTensorMode(allow_non_fake_inputs=True), torch.device("meta")])
+def test_an_opening_asked_for_without_numbers_is_not_kept(without_numbers: Any, tmp_path: Path) -> None:
+    net = loaded(tmp_path)
+    fresh = CLIP(SHAPE, len(NAMES), NAMES, str(tmp_path)).to(CPU)
+    with contextlib.suppress(RuntimeError, NotImplementedError), without_numbers:
+        net.text("a red photo of", per_class=False)
+    assert net.text("a red photo of", per_class=False).equal(fresh.text("a red photo of", per_class=False))
+
+
 def test_words_are_rows_of_the_embedding(tmp_path: Path) -> None:
     model = clip()
     net = loaded(tmp_path, model)

@@ -122,7 +122,7 @@ def test_a_client_alone_does_what_it_does_in_the_stack() -> None:
 @pytest.mark.parametrize("theta", [0.0, 1.0])
 def test_a_context_without_a_share_is_left_alone(theta: float) -> None:
     data = featured(normal(4, 10), [0, 1, 2, 0], [4]).data([0], 0, stacked=False)
-    method = replace(STEP, theta=theta, tokens=3)
+    method = replace(STEP, theta=theta, tokens=3, weight_decay=0.01)
     start = {"context": normal(3, 12), "own": normal(3, 12, seed=1)}
     up, kept = method.fit(CLIP, {"context": start["context"]}, {"own": start["own"]}, data)
     still, moved = (kept["own"], up["context"]) if theta == 0 else (up["context"], kept["own"])

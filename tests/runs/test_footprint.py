@@ -6,16 +6,21 @@ from typing import Any
 import pytest
 
 from promptfed.backbones import BACKBONES
+from promptfed.backbones.clip import CLIP
 from promptfed.core import memory, tree
 from promptfed.core.errors import PromptFedError
 from promptfed.core.memory import ShortOfMemoryError
+from promptfed.core.method import Task
 from promptfed.federation.loop import Loop
+from promptfed.methods.fedpgp import FedPGP
 from promptfed.results.folder.record import Record
 from promptfed.runs import config, costs, execution, footprint, planning
 from promptfed.runs.planning import make_loop, prepare
 from support.inverted_runs import painting
 from support.photographs import put_sites
 from support.tiny_runs import tiny, write_images
+from support.toy_clip import ARCH, NAMES, SHAPE, normal
+from support.toys import featured, rng
 
 WORDS = ("backbone.name=vit-tiny", "backbone.width=1024", "backbone.depth=800")  # 27 GB of weights in small pieces
 
@@ -54,6 +59,28 @@ def test_a_method_that_looks_at_its_numbers_is_counted_too(images: Path, tmp_pat
     assert "painter" not in BACKBONES
     client = tree.nbytes(loop.store.get(0)) + tree.nbytes(loop.server)
     assert footprint.least_bytes(loop.method, loop.task, loop.shards, 1) == tree.nbytes(loop.server) + 2 * client
+
+
+def test_a_run_whose_size_was_estimated_trains_as_any_other() -> None:
+    # CLIP keeps the anchor's features, which FedPGP asks for at its start: without numbers nothing would be trained
+    data = featured(normal(6, 10), [0, 1, 2, 0, 1, 2], [6])
+    method = FedPGP(tokens=2, rank=2, lr=0.5, batch=3, epochs=1)
+    ups = []
+    for estimated in (False, True):
+        task = Task(CLIP.random(SHAPE, NAMES, ARCH), NAMES, 1)
+        if estimated:
+            assert footprint.least_bytes(method, task, data, 1) == 4 * (24 + 2 * (24 + 28))
+        server = method.init_server(task, rng())
+        ups.append(
+            method.fit(
+                task,
+                server,
+                method.init_client(task, data.data([0], 0, stacked=False), rng(0)),
+                data.data([0], 0, stacked=False),
+            )[0]["context"]
+        )
+        assert (ups[-1] - server["context"]).abs().max() > 1e-3
+    assert ups[0].equal(ups[1])
 
 
 def test_a_whole_model_is_refused_before_it_is_made(

@@ -147,6 +147,13 @@ def _endings(names: Sequence[str]) -> list[str]:
     return [f"{name.replace('_', ' ')}." for name in names]
 
 
+def _kept(where: dict[Any, Tensor], name: object, made: Tensor) -> Tensor:
+    """Return what was made, and keep it; whoever asks for shapes alone gets no numbers, and none are kept."""
+    if type(made) is Tensor and not made.is_meta:
+        where[name] = made
+    return made
+
+
 def _placed(words: Tree, device: torch.device, kind: torch.dtype) -> Tree:
     return {name: value.to(device, kind if value.is_floating_point() else None) for name, value in words.items()}
 
@@ -283,9 +290,9 @@ class LoadedCLIP(CLIP):
 
     def _opened(self, said: str) -> Tensor:
         """Return the embeddings of a text's tokens on the device; a recorded step reads them from where they are."""
-        if said not in self.opened:
-            self.opened[said] = self.words(said).to(self.frozen["start"])
-        return self.opened[said]
+        if said in self.opened:
+            return self.opened[said]
+        return _kept(self.opened, said, self.words(said).to(self.frozen["start"]))
 
     def sentences(self, texts: Sequence[str]) -> Tensor:
         """Return the unit features [texts, D] of sentences in float32; they are computed when first asked for."""
@@ -295,10 +302,7 @@ class LoadedCLIP(CLIP):
             frozen = self.frozen | _placed(words, self.zero_shot.device, self.frozen["start"].dtype)
             alone = frozen["start"].new_zeros(1, 0, self.text_arch.width)  # no context before them
             with torch.no_grad():
-                made = text.features(self.quick_arch, frozen, alone, chunk=self.chunk)
-            if type(made) is not Tensor or made.is_meta:  # whoever asks for shapes alone gets no numbers: none are kept
-                return made
-            self.known[asked] = made
+                return _kept(self.known, asked, text.features(self.quick_arch, frozen, alone, chunk=self.chunk))
         return self.known[asked]
 
     def words(self, said: str) -> Tensor:

@@ -179,9 +179,12 @@ class LoadedDiffusion(Diffusion):
 
     def _prompts(self, templates: Sequence[str], vectors: int) -> Prompts:
         key = tuple(templates), vectors
-        if key not in self.known:
-            self.known[key] = pipeline.read_prompts(self.parts.tokenizer, templates, vectors, self.device)
-        return self.known[key]
+        if key in self.known:
+            return self.known[key]
+        made = pipeline.read_prompts(self.parts.tokenizer, templates, vectors, self.device)
+        if type(made.tokens) is Tensor:  # whoever asks for shapes alone gets no numbers: none are kept
+            self.known[key] = made
+        return made
 
     # -- denoising -------------------------------------------------------------------
     @cached_property

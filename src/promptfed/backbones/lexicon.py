@@ -36,7 +36,7 @@ class Lexicon:
 
     def words(self, text: str) -> Tensor:
         """Return the embeddings [n, W] of a text's tokens, without those of start and end."""
-        return self.token[torch.tensor(self.spelling(text), dtype=torch.long)]
+        return self.token[self._numbers(self.spelling(text))]
 
     def spell(self, texts: Sequence[str], positions: int) -> Tree:
         """Return what a text tower needs to read texts, each closed by the end token.
@@ -52,6 +52,10 @@ class Lexicon:
                 f'The text "{text}" has {longest + 1} tokens with those of start and end; '
                 f"the text tower has positions for {positions}."
             )
-        padded = torch.tensor([ending + ending[-1:] * (longest - len(ending)) for ending in endings])
-        end = torch.tensor([len(ending) - 1 for ending in endings])
+        padded = self._numbers([ending + ending[-1:] * (longest - len(ending)) for ending in endings])
+        end = self._numbers([len(ending) - 1 for ending in endings])
         return {"start": self.token[self.start], "ending": self.token[padded], "end": end}
+
+    def _numbers(self, given: Sequence[int] | Sequence[list[int]]) -> Tensor:
+        """Return numbers where the embeddings are: rows that are asked for elsewhere might be any."""
+        return torch.tensor(given, dtype=torch.long, device=self.token.device)

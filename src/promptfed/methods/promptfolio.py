@@ -49,7 +49,10 @@ class PromptFolio(Method):
         """Move p_g and p_i together by SGD; send p_g, keep p_i."""
         batches = data.batches(size=self.batch, epochs=self.epochs)
         rates = local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
-        tuned = local.sgd(self.loss, task, batches, start=down, params=down | personal, **rates)
+        both = down | personal
+        # a context without a share has no gradient, but decay alone would move it
+        params = tree.pick(both, [name for name, share in self._shares() if share])
+        tuned = both | local.sgd(self.loss, task, batches, start=down, params=params, hold=both, **rates)
         return tree.pick(tuned, down), tree.pick(tuned, personal)
 
     # -- what is minimised, and what is used ------------------------------------
@@ -59,7 +62,7 @@ class PromptFolio(Method):
 
     def prepare(self, task: Task, params: Tree) -> Tree:
         """Run the text tower once: (1 − θ) T(p_g) + θ T(p_i), or T(p_g) of the server's model."""
-        parts = [("context", 1 - self.theta), ("own", self.theta)] if "own" in params else [("context", 1.0)]
+        parts = self._shares() if "own" in params else [("context", 1.0)]
         parts = [(name, share) for name, share in parts if share]  # without a share nothing is computed
         texts = dual(task).text(torch.stack([params[name] for name, _ in parts], -3), per_class=False).unbind(-3)
         first, *others = (share * text for (_, share), text in zip(parts, texts, strict=True))
@@ -70,6 +73,9 @@ class PromptFolio(Method):
         """Return the scaled cosines of images and mixed text features: the mixture of both contexts' logits."""
         known = params if "text" in params else self.prepare(task, params)
         return match(batch["x"], known["text"], dual(task).scale)
+
+    def _shares(self) -> list[tuple[str, float]]:
+        return [("context", 1 - self.theta), ("own", self.theta)]
 
     # -- what a person wants to see ----------------------------------------------
     def exhibits(self, task: Task, server: Tree, clients: Tensor, personal: Tree) -> Tree:
