@@ -1,5 +1,6 @@
 """FLoRA and FedEx-LoRA: the mean of products is exact, in one round by hand and beside FedAvg of the matrices."""
 
+import math
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ BOTH = (FLoRA, FedExLoRA)
 REST = f"{ONE}.rest"
 CLIP = Task(NET, NAMES, 3)
 THREE = torch.arange(3)
+WRONG = 1 / (1 + math.e)  # what softmax (1, 0) gives to the second
 
 
 def a_round(method: FedITLoRA, server: Tree, number: int = 0) -> Tree:
@@ -156,6 +158,19 @@ def test_both_halves_are_sent_and_nothing_else(kind: type[FLoRA]) -> None:
     assert kept.keys() == {"head.weight", "head.bias"}
     assert method.traits.needs_rows
     assert method.deploy(CLIP, down) == {}
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_the_momentum_of_sgd_neither_travels_nor_stays(kind: type[FLoRA]) -> None:
+    # the gradient of B's other row is WRONG / |x| times s A x, 3 / 2 WRONG, and hardly changes in a short step; the
+    # second of two steps goes half of the first one further
+    data = featured(torch.tensor([[2.0, 0.0]]), [0], [1]).data([0], 0, stacked=False)
+    rates: dict[str, Any] = {"optimiser": "sgd", "momentum": 0.5, "lr": 1e-4, "epochs": 2, "weight_decay": 0.0}
+    method, down = kind(rank=1, alpha=0.5, **rates), {A: torch.tensor([[3.0, 1.0]]), REST: torch.zeros(2, 2)}
+    up, kept = method.fit(task(Bent()), down, {}, data)
+    assert up.keys() == {A, B}
+    assert kept == {}
+    assert_close(up[B] / 1e-4, torch.tensor([[0.0], [-2.5 * 1.5 * WRONG]]), 1e-3)
 
 
 @pytest.mark.parametrize("kind", BOTH)

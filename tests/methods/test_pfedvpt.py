@@ -1,5 +1,7 @@
 """pFedVPT on a frozen toy transformer: one round by hand, what travels, and where it equals pFedPG."""
 
+from typing import Literal
+
 import pytest
 import torch
 
@@ -91,6 +93,36 @@ def test_a_generator_follows_the_prompts_as_in_pfedpg() -> None:
     torch.testing.assert_close(
         moved, {f"generator.{name}": x for name, x in expected.items()} | tree.pick(server, HEAD)
     )
+
+
+@pytest.mark.parametrize("prompt", ["generated", "both"])
+def test_newcomers_get_descriptors_and_leave_the_rest_as_it_is(prompt: Literal["generated", "both"]) -> None:
+    method, same = PFedVPT(tokens=2, prompt=prompt), PFedPG(tokens=2, optimiser="adam")
+    where, everyone, last = task(FrozenTokens(spread=1.0), 3), torch.arange(4), torch.tensor([3])
+    server = method.init_server(where, rng())
+    grown = method.admit(where, server, last, rng())
+    inner = {name.removeprefix("generator."): x for name, x in grown.items() if name.startswith("generator.")}
+    assert grown["generator.descriptor"].shape == (4, 1, 3)
+    assert grown["generator.first.descriptor"].shape == (4, 1, 3)
+    before = method.download(where, grown, everyone)
+    up = tree.repeat(head(7.0), 1) | {"delta": torch.full((1, 2, 3), 0.1)}
+    after = method.join(where, grown, last, up, torch.ones(1))
+    assert after.keys() == grown.keys()
+    fitted = same.join(where, inner, last, {"delta": up["delta"]}, torch.ones(1))
+    assert after["generator.descriptor"].equal(fitted["descriptor"])
+    now = method.download(where, after, everyone)
+    assert all(now[name][:3].equal(before[name][:3]) for name in now)  # whoever was there before
+    assert all(after[name].equal(server[name]) for name in HEAD)
+    target = before["prompt"][3] + 0.1
+    assert (now["prompt"][3] - target).norm() < (before["prompt"][3] - target).norm()
+
+
+def test_newcomers_change_nothing_that_is_shared() -> None:
+    method, where, last = PFedVPT(tokens=2), task(FrozenTokens(spread=1.0), 3), torch.tensor([3])
+    server = method.init_server(where, rng())
+    assert method.admit(where, server, last, rng()) is server
+    up = tree.repeat(tree.map(torch.zeros_like, server), 1)
+    assert method.join(where, server, last, up, torch.ones(1)) is server
 
 
 def test_only_a_model_without_own_prompts_can_do_without_a_client() -> None:

@@ -195,6 +195,20 @@ def test_equal_shares_are_the_mean_of_the_contexts() -> None:
     assert_close(found, match(x, text, NET.scale), 1e-4)
 
 
+def test_by_sgd_equal_shares_move_as_one_context_at_an_nth_of_the_rate() -> None:
+    # each of n experts gets an nth of the gradient, so their mean moves an nth as far; its decay stays as it was
+    data = known(normal(7, 10), [n % 3 for n in range(7)], [7], torch.full((7, 4), 0.25)).data([0], 0, stacked=False)
+    common: dict[str, Any] = {"batch": 3, "epochs": 2, "momentum": 0.9}
+    experts = normal(4, 3, 12)
+    rates: dict[str, Any] = {"optimiser": "sgd", "teach": 0.0, "lr": 0.4, "weight_decay": 1e-3}
+    up, _ = TRIP(experts=4, **rates, **common).fit(CLIP, {"experts": experts}, {}, data)
+    plain, _ = PromptFL(csc=False, lr=0.1, weight_decay=4e-3, **common).fit(
+        CLIP, {"context": experts.mean(0)}, {}, data
+    )
+    assert (plain["context"] - experts.mean(0)).norm() > 0.1
+    assert_close(up["experts"].mean(0), plain["context"], 1e-4)
+
+
 def test_mixed_logits_are_mixed_contexts_where_an_image_has_one_expert() -> None:
     x, experts = normal(6, 10), normal(3, 2, 12)
     fast = TRIP(mix="logits")

@@ -273,3 +273,16 @@ def test_noise_the_coordinator_could_work_out_is_refused_on_both_sides(tmp_path:
     head = {"run": "x", "round": 0, "nonce": "0", "kind": "hello", "site": "north", "client": 0, "classes": []}
     answer = worker.answer(wire.pack(Message(head | {"recipe": keyed.to_toml()}, {})))
     assert "set guards.entropy=system" in wire.unpack(answer, 2**30).head["error"]
+
+
+def test_a_methods_own_noise_the_coordinator_could_work_out_is_refused_on_both_sides(tmp_path: Path) -> None:
+    hidden = recipe("dp-fpl", "method.noise=4.0")
+    with pytest.raises(PromptFedError, match=r"the noise of dp-fpl hides nothing, since it follows from the recipe's"):
+        coordinator.create(tmp_path / "run", hidden, Federation(NAMES))
+    assert not (tmp_path / "run").exists()
+    coordinator.create(tmp_path / "run", recipe("dp-fpl", "method.noise=0.0"), Federation(NAMES))
+    worker = next(iter(workers(tmp_path).values()))
+    head = {"run": "x", "round": 0, "nonce": "0", "kind": "hello", "site": "north", "client": 0, "classes": []}
+    answer = worker.answer(wire.pack(Message(head | {"recipe": hidden.to_toml()}, {})))
+    error = wire.unpack(answer, 2**30).head["error"]
+    assert error.startswith("the noise of dp-fpl follows from the seed")

@@ -102,6 +102,7 @@ CNN = ("backbone.channels=[4, 4]", "backbone.hidden=[8]", "method.epochs=2", "me
 SETTINGS: dict[str, Sequence[str]] = {
     "fedavg": ("method.lr=0.05", *CNN),
     "fedapt": ("method.lr=0.01", "method.batch=4", "method.tokens=2", "method.domains=3", "method.epochs=1"),
+    "dp-fpl": ("method.tokens=2", "method.rank=1", "method.batch=4"),
     "fedrep": ("method.lr=0.05", "backbone.channels=[4, 4]", "backbone.hidden=[8]", "method.batch=4"),
     "pfedpt": ("method.lr=0.05", "method.prompt_epochs=1", *CNN),
     "pfedpg": ("method.lr=0.05", "method.batch=4", "method.epochs=1", "method.tokens=2"),

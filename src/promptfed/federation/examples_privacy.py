@@ -15,8 +15,17 @@ from promptfed.results.folder.record import Line
 
 def spent_on_examples(method: Method, rounds: Sequence[Sequence[int]], clients: Sequence[int]) -> Line:
     """Return the ε of one example at each of `clients` after `rounds`, each a list of who took part; empty if none."""
-    noise, delta, passes = method.spends() if isinstance(method, SpendsPrivacy) else (0.0, 0.0, 0)
+    noise, delta, passes = _spends(method)
     if not noise:
         return {}
     each = [epsilon(noise, delta, passes * sum(client in one for one in rounds)) for client in clients]
     return {"epsilon": each, "delta": delta}
+
+
+def hides_examples(method: Method) -> bool:
+    """Say whether the method's own noise is to hide single examples."""
+    return _spends(method)[0] > 0
+
+
+def _spends(method: Method) -> tuple[float, float, int]:
+    return method.spends() if isinstance(method, SpendsPrivacy) else (0.0, 0.0, 0)

@@ -48,7 +48,8 @@ class FLoRA(FedITLoRA):
         fresh = {
             name.removesuffix(REST) + B: value.new_zeros(*value.shape[:-1], self.rank) for name, value in rests.items()
         }
-        tuned = self.tuned(task, fresh | tree.drop(down | personal, rests), rests, data)
+        moving = fresh | tree.drop(down | personal, rests)
+        tuned = tree.pick(self.tuned(task, moving, rests, data), moving)  # without the momentum of SGD
         return tree.drop(tuned, personal), tree.pick(tuned, personal)
 
     def aggregate(self, task: Task, server: Tree, clients: Tensor, up: Tree, weights: Tensor) -> Tree:

@@ -66,7 +66,7 @@ class PFedVPT(Method):
         """Return H, and the prompt that clients share or the generator of their prompts."""
         server = task.backbone.head(rng)
         if self._generates:
-            return server | {f"generator.{name}": x for name, x in self._generator.init_server(task, rng).items()}
+            return server | _whole(self._generator.init_server(task, rng))
         if self.tokens and self.prompt != "own":
             server["prompt"] = init_prompt(task.backbone.token_width, self.tokens, rng("prompt", shared=True))
         return server
@@ -109,8 +109,20 @@ class PFedVPT(Method):
         if not self._generates:
             return server | tree.mean(up, weights)
         moved = self._generator.aggregate(task, _part(server), clients, tree.pick(up, ["delta"]), weights)
-        head = tree.mean(tree.pick(up, HEAD), weights)
-        return head | {f"generator.{name}": x for name, x in moved.items()}
+        return tree.mean(tree.pick(up, HEAD), weights) | _whole(moved)
+
+    # -- clients that come after the last round ----------------------------------
+    def admit(self, task: Task, server: Tree, newcomers: Tensor, rng: Rng) -> Tree:
+        """Give every newcomer a fresh descriptor, if prompts are generated."""
+        if not self._generates:
+            return server
+        return server | _whole(self._generator.admit(task, _part(server), newcomers, rng))
+
+    def join(self, task: Task, server: Tree, clients: Tensor, up: Tree, weights: Tensor) -> Tree:
+        """Fit the newcomers' descriptors alone, as in pFedPG; H and what is shared stay."""
+        if not self._generates:
+            return server
+        return server | _whole(self._generator.join(task, _part(server), clients, tree.pick(up, ["delta"]), weights))
 
     # -- what is minimised, and what is used ------------------------------------
     def loss(self, task: Task, start: Tree, params: Tree, batch: Batch) -> Tensor:
@@ -161,3 +173,8 @@ HEAD = ("head.weight", "head.bias")
 def _part(server: Tree) -> Tree:
     """Return the generator's tensors under their own names."""
     return {name.removeprefix("generator."): x for name, x in server.items() if name.startswith("generator.")}
+
+
+def _whole(generator: Tree) -> Tree:
+    """Return the generator's tensors under the server's names."""
+    return {f"generator.{name}": x for name, x in generator.items()}

@@ -4,6 +4,8 @@ import tomllib
 from pathlib import Path
 
 from promptfed.core.files import make_private, write_text
+from promptfed.federation.examples_privacy import hides_examples
+from promptfed.runs.config import build_method
 from promptfed.runs.recipe import Recipe
 from promptfed.sites.client_run import read_recipe
 from promptfed.sites.terms import Terms
@@ -25,6 +27,11 @@ def admit(text: str, folder: Path, terms: Terms, *, foreign_methods: bool) -> Re
     terms.check(recipe)
     if recipe.guards.get("noise") and recipe.guards["entropy"] != "system":
         raise Refused("noise that the coordinator can compute hides nothing; set guards.entropy=system")
+    if hides_examples(build_method(recipe)):
+        raise Refused(
+            f"the noise of {recipe.method['name']} follows from the seed, which the coordinator has, so it hides "
+            "nothing; set method.noise=0, and guards.noise with guards.entropy=system"
+        )
     _pin(folder, text, terms.max_runs)
     return recipe
 

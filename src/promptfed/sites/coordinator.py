@@ -24,6 +24,7 @@ from promptfed.core.files import unsealed_toml, write_sealed
 from promptfed.core.options import make
 from promptfed.core.tree import Tree
 from promptfed.federation import guards
+from promptfed.federation.examples_privacy import hides_examples
 from promptfed.federation.guards import Guards
 from promptfed.federation.guards.guard import Handed
 from promptfed.federation.guards.secure import SecureSum
@@ -148,12 +149,17 @@ def create(folder: Path, recipe: Recipe, federation: Federation) -> None:
         raise PromptFedError("stop.patience is not supported over sites; leave it out, and set rounds.")
     if recipe.guards.get("noise") and recipe.guards["entropy"] != "system":
         raise PromptFedError("Over sites, noise must be drawn at the site; set guards.entropy=system.")
+    method = config.build_method(recipe)
+    if hides_examples(method):
+        raise PromptFedError(
+            f"Over sites, the noise of {method.name} hides nothing, since it follows from the recipe's seed; set "
+            "method.noise=0, and guards.noise with guards.entropy=system."
+        )
     present = min(federation.needed, recipe.per_round or recipe.clients - recipe.newcomers)
     if recipe.guards.get("robust", "mean") != "mean":  # the rule must work for the smallest round allowed
-        guards.check(recipe.guards, config.build_method(recipe), min(present, recipe.newcomers or present))
+        guards.check(recipe.guards, method, min(present, recipe.newcomers or present))
     founders = recipe.clients - recipe.newcomers
     drawn = recipe.per_round or founders
-    method = config.build_method(recipe)
     affordable(recipe, guards.build(recipe.guards, method, recipe.seed, founders, drawn, secret_draw=False))
     Record.create(folder, recipe.to_toml(), environment(pick_device("cpu")), own=True)
     known = {"sites": federation.sites, "newcomers": recipe.newcomers, "run": f"{folder.name}-{secrets.token_hex(4)}"}
