@@ -57,6 +57,12 @@ def export(
     if form is None:
         if together or int8:
             raise PromptFedError("--all and --int8 are for classifiers; give --format too.")
+        if out.suffix != ".safetensors":
+            forms = ", ".join(ExportFormat)
+            raise PromptFedError(
+                f"Without --format a word goes to a .safetensors file, not to {out}; for a classifier "
+                f"add --format, one of {forms}."
+            )
         _export_word(folder, out, client, token, prompt, device)
         return
     if out == WORD:
