@@ -312,6 +312,11 @@ def test_all_but_the_last_client_can_be_forgotten(own: Path) -> None:
     assert "is not a bundle" in sentence(promptfed("forget", own.parent, "--client", 0))
 
 
+def test_a_run_is_told_from_a_bundle(run: Path) -> None:
+    said = sentence(promptfed("forget", run, "--client", 0))
+    assert said.endswith(f"bundle.json is missing; make one by promptfed bundle {run} --out DIR.\n")
+
+
 def test_a_power_cut_while_forgetting_leaves_one_bundle_or_the_other(
     own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -374,7 +379,7 @@ def test_a_sites_bundle_has_its_row_alone(tmp_path: Path) -> None:
 def test_the_commands_answer_as_from_the_run(run: Path, tmp_path: Path) -> None:
     photo, out = tmp_path / "photo.png", tmp_path / "bundles" / "made"
     Image.fromarray(noise(1, open_run(run).sides)[0]).save(photo)
-    assert promptfed("bundle", run, "--out", out).out == f"{out}: 4 clients of pfedpt, 0.0 MB\n"
+    assert promptfed("bundle", run, "--out", out).out == f"{out}: 4 clients of pfedpt, 8.44 kB\n"
     asked = [promptfed("predict", source, photo, "--client", 3, "--json") for source in (run, out)]
     assert [one.code for one in asked] == [0, 0]
     assert asked[0].out == asked[1].out

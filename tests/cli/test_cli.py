@@ -178,6 +178,12 @@ def test_a_run_that_fails_does_not_stop_a_sweep(images: Path, tmp_path: Path) ->
     assert done.err.startswith("promptfed: Training diverged")
 
 
+def test_resuming_a_finished_run_says_that_it_is(folders: list[Path]) -> None:
+    done = promptfed("run", "--resume", folders[0])
+    assert done.code == 0
+    assert done.err == f"It was finished already. For more rounds: promptfed run --resume {folders[0]} rounds=N\n"
+
+
 def test_resuming_with_a_method_says_that_none_is_needed(folders: list[Path]) -> None:
     done = promptfed("run", "fedavg", "--resume", folders[0], "method.lr=0.5")
     assert done.code == 2

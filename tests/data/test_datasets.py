@@ -93,7 +93,7 @@ def test_sides_are_an_option_of_all_other_sets() -> None:
         ("cifar10:here", {}, 'Data set "cifar10" takes no path: write cifar10 instead of cifar10:here.'),
         ("folder", {}, 'Data set "folder" needs a path: write folder:PATH.'),
         ("npz:", {}, 'Data set "npz" needs a path: write npz:PATH.'),
-        ("cifar10", {"limits": 5}, 'Unknown option of data set "cifar10" "limits"; did you mean "limit"?'),
+        ("cifar10", {"limits": 5}, 'Unknown option "limits" in data set "cifar10"; did you mean "limit"?'),
         ("cifar10", {"limit": "5"}, "data.limit must be a whole number, not '5'."),
         ("cifar10", {"limit": True}, "data.limit must be a whole number, not True."),
         ("cifar10", {"limit": -1}, "data.limit must be at least 0, not -1."),

@@ -146,6 +146,13 @@ def test_an_empty_class_folder_of_a_domain_is_named(root: Path) -> None:
         scan(root)
 
 
+def test_an_empty_site_is_no_mixture_of_layouts(root: Path) -> None:
+    put(root / "web" / "cat" / "0.png")
+    (root / "camera").mkdir()
+    with pytest.raises(PromptFedError, match=r"camera holds no photographs and no folders of classes; fill it"):
+        scan(root)
+
+
 def test_mixed_layouts_are_an_error(root: Path) -> None:
     put(root / "cat" / "0.png")
     put(root / "web" / "dog" / "0.png")
@@ -299,7 +306,7 @@ def test_corrupt_images_may_be_left_out_and_are_counted(root: Path, caplog: pyte
     with caplog.at_level(logging.WARNING, "promptfed"):
         data = open_dataset(f"folder:{root}", skip_corrupt=True)
     assert data.images[:, 0, 0, 0].tolist() == [0, 20]
-    assert f"1 of 3 images in {root} are corrupt" in caplog.text
+    assert f"1 of 3 images in {root} is corrupt and was left out" in caplog.text
     with pytest.raises(PromptFedError, match=r"1\.png"):
         open_dataset(f"folder:{root}", skip_corrupt=False)
 

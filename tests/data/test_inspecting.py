@@ -135,11 +135,18 @@ def test_as_csv_there_is_one_table(root: Path) -> None:
         (["fashion-shop"], 'Unknown data set "fashion-shop"; did you mean "fashion-shops"?'),
         (["folder"], 'Data set "folder" needs a path: write folder:PATH.'),
         (["fashion-shops", "limit=3"], '"limit=3" is not an option of a data set; write for example data.size=64.'),
-        (["fashion-shops", "data.limt=3"], 'Unknown option of data set "fashion-shops" "limt"; did you mean "limit"?'),
+        (["fashion-shops", "data.limt=3"], 'Unknown option "limt" in data set "fashion-shops"; did you mean "limit"?'),
     ],
 )
 def test_mistakes_are_sentences(words: list[str], said: str) -> None:
     assert sentence(promptfed("data", "inspect", *words)) == f"promptfed: {said}\n"
+
+
+def test_a_path_without_its_kind_is_told_which_it_is(root: Path, tmp_path: Path) -> None:
+    said = sentence(promptfed("data", "inspect", root))
+    assert said == f'promptfed: Unknown data set "{root}"; to use what is there, write folder:{root}.\n'
+    (tmp_path / "list.csv").touch()
+    assert f"write csv:{tmp_path / 'list.csv'}." in sentence(promptfed("advise", tmp_path / "list.csv"))
 
 
 @pytest.mark.parametrize(
@@ -165,6 +172,8 @@ def test_long_findings_are_cut() -> None:
     said = tables.findings(DatasetInspection("x", ("c0", "c1"), ("here",), looks, broken))
     assert said[0].endswith("(1), and 35 other sizes.")
     assert said[2].endswith("; and 15 more.")
+    few = tables.findings(DatasetInspection("x", ("c0", "c1"), ("here",), looks[:6], {}))
+    assert few[0].endswith("(1), and 1 other size.")
     assert said[4] == (
         "Broken files: 7: 0.png (torn); 1.png (torn); 2.png (torn); 3.png (torn); 4.png (torn); and 2 more."
     )

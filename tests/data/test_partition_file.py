@@ -136,7 +136,7 @@ def edited(path: Path, change: Mapping[str, object], client: Mapping[str, object
         ({"hash": "sha256:0"}, {}, "damaged or was edited"),
         ({"name": 3}, {}, "damaged or was edited"),
         ({"dataset": "cifar10"}, {}, 'splits the data set "cifar10" with 6 images, not "toy" with 6 images'),
-        ({"images": 7}, {}, 'splits the data set "toy" with 7 images, not "toy" with 6 images'),
+        ({"images": 7}, {}, 'divides 7 images of the data set "toy", which has 6 now; put back'),
     ],
 )
 def test_edits_are_noticed(tmp_path: Path, change: dict[str, object], client: dict[str, object], sentence: str) -> None:

@@ -101,7 +101,8 @@ def ended(words: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> P
 def test_a_run_ends_when_its_patience_does(ended: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rounds = [json.loads(line) for line in (ended / "rounds.jsonl").read_text().splitlines()]
     summary = json.loads((ended / "summary.json").read_text())
-    sentence = "Stopped after round 3 of 6: validation images gained nothing since round 1 (stop.patience=2)."
+    sentence = "Stopped after round 3 of 6: validation images gained nothing since round 1 (stop.patience=2)"
+    sentence += "; the models are those of round 3."
     assert (len(rounds), summary["accuracy"]["round"], summary["stopped"]) == (3, 3, sentence)
     assert rounds[-1]["deployed"] is not None  # the last round is tested as any last round
     best = summary["validation"]

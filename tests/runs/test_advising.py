@@ -183,6 +183,9 @@ def test_what_is_read_and_protected() -> None:
     found = proposed(replace(FOUR, unequal=5.0, broken=1), Wishes(private=True))
     assert found["evaluate.metric"] == "balanced_accuracy"
     assert (found["data.skip_corrupt"], found["guards.secure"]) == ("true", "true")
+    broken = [" ".join(advise(replace(FOUR, broken=count), NOTHING).recipe.why) for count in (1, 2)]
+    assert "One file cannot be read; data.skip_corrupt=true leaves it out." in broken[0]
+    assert "2 files cannot be read; data.skip_corrupt=true leaves them out." in broken[1]
     alone = advise(APART, Wishes(private=True))
     assert "guards.secure" not in keys_of(alone.run)
     assert "Nothing is sent" in " ".join(alone.recipe.why)

@@ -16,7 +16,7 @@ from promptfed.core.errors import PromptFedError
 from promptfed.data import DATASETS
 from promptfed.data.partition import PARTITIONS
 from promptfed.methods.with_frame import WithFrame
-from promptfed.runs import catalogue, registry
+from promptfed.runs import catalogue, config, registry
 from support.command import environment
 
 OWN = {name: kind for name, kind in registry.methods().items() if kind.__module__.startswith("promptfed.")}
@@ -81,6 +81,21 @@ def test_the_wrapper_is_no_method() -> None:
     assert WithFrame.name == registry.WRAPPER
     with pytest.raises(PromptFedError, match='Unknown method "pt"'):
         catalogue.find_method("pt")
+
+
+def test_a_file_in_this_folder_is_pointed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_own.py").touch()
+    (tmp_path / "mine.toml").touch()
+    for name in ("my-own", "my_own.py"):
+        with pytest.raises(
+            PromptFedError, match=f'^Unknown method "{name}"; for a class in my_own.py write my_own:CLASS'
+        ):
+            catalogue.find_method(name)
+    with pytest.raises(PromptFedError, match=r'^Unknown method or recipe "my-own"; for a class in my_own\.py'):
+        config.load("my-own")
+    with pytest.raises(PromptFedError, match=r"for the file in this folder write mine\.toml\.$"):
+        config.load("mine")
 
 
 # -- what is answered without torch ----------------------------------------------------------------------------------

@@ -50,6 +50,22 @@ def test_trials_are_scored_on_validation_images(words: tuple[str, ...], tmp_path
     assert (setting, best.evaluate["split"], best.evaluate["after"]) == (found[0].setting, "test", True)
 
 
+def test_trials_are_scored_by_the_headline(words: tuple[str, ...], tmp_path: Path) -> None:
+    found = tune(Tuning("fedavg", (*words, *SEARCH, "evaluate.metric=macro_f1"), tmp_path / "out", budget=3))
+    for trial in found:
+        summary = json.loads((tmp_path / "out" / f"trial-{trial.number:03}" / "summary.json").read_text())
+        assert trial.scores == {1: summary["metrics"]["macro_f1"]["mean"]}
+        assert trial.scores != {1: summary["accuracy"]["mean"]}
+    assert [trial.rank for trial in found] == sorted((trial.rank for trial in found), reverse=True)
+    assert to_table(found).columns[-1].legend == "mean macro-F1 over clients on validation images, %"
+
+
+def test_calibration_alone_chooses_nothing(words: tuple[str, ...], tmp_path: Path) -> None:
+    (found,) = tune(Tuning("fedavg", (*words, "method.lr=[0.1]", "evaluate.metric=ece"), tmp_path / "out"))
+    summary = json.loads((tmp_path / "out" / "trial-001" / "summary.json").read_text())
+    assert found.scores == {1: summary["accuracy"]["mean"]}
+
+
 def test_nothing_is_run_twice(words: tuple[str, ...], tmp_path: Path, ran: list[tuple[str, int]]) -> None:
     tuning = Tuning("fedavg", (*words, *SEARCH), tmp_path / "out", budget=2)
     first = tune(tuning)
@@ -126,6 +142,7 @@ def test_halving_trains_the_best_third_for_longer(
         ((), False, "Nothing to tune: give a key several values"),
         (("method.lr=[1,2]", "evaluate.split=test"), False, "Tuning looks at validation images alone"),
         (("seed=[0,1]",), False, "seed cannot be tuned: a lucky one says nothing"),
+        (("evaluate.metric=[auroc,accuracy]",), False, "evaluate.metric cannot be tuned: it decides which trial"),
         (("rounds=[1,2]",), True, "rounds cannot be tuned: halving decides how many there are"),
         (("method.l=[1,2]",), False, 'Unknown key "method.l"'),
         (("method.lr=[0.1,-1]",), False, "method.lr must be above 0"),

@@ -73,11 +73,11 @@ def _print(advice: "Advice") -> None:
     _list(_headline("Method", advice.method), advice.method.why)
     _list(_headline("Backbone", advice.backbone), advice.backbone.why)
     _list("Recipe", advice.recipe.why)
-    _list("Know that", advice.known)
+    _list("Keep in mind", advice.known)
     say(f"Run:\n\n    {advice.run}\n")
     if advice.against:
         commands = "\n".join(f"    {one}" for one in (*advice.against, "promptfed compare runs"))
-        say(f"To hold against it:\n\n{commands}\n")
+        say(f"To compare it with:\n\n{commands}\n")
     pages = dict.fromkeys(f"docs/results/{one.page}" for one in advice.evidence.values())
     if pages:
         say(f"Percentages are mean accuracies of clients in our own runs: {', '.join(pages)}.")

@@ -48,8 +48,8 @@ def export(
 ) -> None:
     """Write a trained model, or a learned word, for use without PromptFed.
 
-        promptfed export runs/pfedpg --client 3 --format onnx --out client-3
-        promptfed export bundles/shops --all --format pt2 --out shops
+    promptfed export runs/pfedpg --client 3 --format onnx --out client-3
+    promptfed export bundles/shops --all --format pt2 --out shops
 
     What is written is first asked about a few images and compared with PromptFed's own answers. Without --format, the
     word that a run has learned becomes a file that diffusers' load_textual_inversion and web interfaces can load.
@@ -57,6 +57,12 @@ def export(
     if form is None:
         if together or int8:
             raise PromptFedError("--all and --int8 are for classifiers; give --format too.")
+        if out.suffix != ".safetensors":
+            forms = ", ".join(ExportFormat)
+            raise PromptFedError(
+                f"Without --format a word goes to a .safetensors file, not to {out}; for a classifier "
+                f"add --format, one of {forms}."
+            )
         _export_word(folder, out, client, token, prompt, device)
         return
     if out == WORD:

@@ -67,7 +67,8 @@ def findings(found: DatasetInspection) -> list[str]:
     """Return what a person should know before a run, in sentences."""
     sides = found.sides.most_common()
     common = ", ".join(f"{width} × {height} ({count:,})" for (height, width), count in sides[:SHOWN])
-    more = f", and {len(sides) - SHOWN:,} other sizes" if len(sides) > SHOWN else ""
+    others = len(sides) - SHOWN
+    more = f", and {others:,} other size{'s' if others > 1 else ''}" if others > 0 else ""
     said = [f"Sizes, width × height: {common}{more}."]
     said += [_same(found, key, words) for key, words in _ALIKE.items()]
     shown = "; ".join(f"{path} ({why})" for path, why in list(found.broken.items())[:SHOWN])

@@ -122,9 +122,12 @@ def _resume(
     """Resume a run, with its own recipe unless another is given."""
     from promptfed.runs import resuming
 
+    over = recipe is None and (folder / names.SUMMARY).is_file()
     try:
         work = partial(resuming.resume, folder, recipe, track=trackers, ranks=ranks)
         _guarded(folder, work, trackers, ranks)
+        if over:
+            complain(f"It was finished already. For more rounds: promptfed run --resume {folder} rounds=N")
     except PromptFedError as error:
         hint = f" promptfed run --resume {folder} without a recipe uses the run's own." if source else ""
         raise PromptFedError(f"{error}{hint}") from error

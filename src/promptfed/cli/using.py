@@ -23,10 +23,11 @@ def bundle(
     promptfed predict bundles/shops --client 3 photo.jpg
     """
     from promptfed.analysis.bundle.making import make_bundle
+    from promptfed.results.report.table import human_bytes
 
     made = make_bundle(folder, out, device)
     clients = f"{len(made.clients)} clients" if len(made.clients) > 1 else "1 client"
-    say(f"{out}: {clients} of {made.method['name']}, {(made.shared.bytes + made.rows.bytes) / 1e6:.1f} MB")
+    say(f"{out}: {clients} of {made.method['name']}, {human_bytes(made.shared.bytes + made.rows.bytes)}")
 
 
 def forget(
@@ -52,7 +53,8 @@ def predict(
     ],
     images: Annotated[list[Path], typer.Argument(help="Image files.", metavar="IMAGE...")],
     client: Annotated[
-        int | None, typer.Option(help="In a bundle or a simulated run, the client whose model to use.")
+        int | None,
+        typer.Option(help="The client whose model to use; without it, that of a site, or a simulated run's server."),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Classes to show for each image.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

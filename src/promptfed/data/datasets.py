@@ -228,6 +228,8 @@ def find_sides(name: str, **chosen: object) -> tuple[int, int]:
 def find_dataset(name: str, chosen: Mapping[str, object]) -> NamedDataset:
     """Return the data set of that name with those options, checked."""
     kind, colon, path = name.partition(":")
+    if kind not in DATASETS and (found := _own_form(Path(name))):
+        raise PromptFedError(f'Unknown data set "{name}"; to use what is there, write {found}:{name}.')
     if kind not in DATASETS:
         raise choice("data set", kind, DATASETS)
     wanted = {field.name for field in fields(DATASETS[kind]) if field.default is MISSING}
@@ -239,9 +241,15 @@ def find_dataset(name: str, chosen: Mapping[str, object]) -> NamedDataset:
     hints, checked = options.hints(DATASETS[kind]), {}
     for key, value in given.items():
         if key not in hints:
-            raise choice(f'option of data set "{kind}"', key, hints)
+            raise choice("option", key, hints, f'data set "{kind}"')
         checked[key] = options.typed(f"data.{key}", str(value) if isinstance(value, Path) else value, hints[key])
     return DATASETS[kind](**checked)
+
+
+def _own_form(path: Path) -> str:
+    """Return what the user's own photographs at a path are called; empty if there is nothing of the kind."""
+    suffix = path.suffix.lower().removeprefix(".")
+    return "folder" if path.is_dir() else suffix if suffix in ("csv", "npz") and path.is_file() else ""
 
 
 def add(name: str, path: Path, *, verify: bool = True) -> Path:

@@ -54,6 +54,8 @@ def _scan_split(root: Path) -> list[Photo]:
         return [photo for top in tops for photo in _scan_class(top, "", root)]
     photos = []
     for top in tops:
+        if not _images(top) and not _folders(top):
+            raise PromptFedError(f"{top} holds no photographs and no folders of classes; fill it, or take it away.")
         if _images(top) or not _folders(top):
             raise PromptFedError(f"{top} mixes two layouts; {root} needs class/*.jpg or domain/class/*.jpg throughout.")
         photos += [photo for folder in _folders(top) for photo in _scan_class(folder, top.name, root)]

@@ -202,7 +202,8 @@ def _decode_all(album: Album, size: int, skip_corrupt: bool, target: Path | None
         _require_training(album, good)
         images = np.load(target, mmap_mode="c")
     if skipped := good.count(False):
-        log.warning("%d of %d images in %s are corrupt and were left out", skipped, len(good), album.root)
+        are = "is corrupt and was" if skipped == 1 else "are corrupt and were"
+        log.warning("%d of %d images in %s %s left out", skipped, len(good), album.root, are)
     return album.dataset(images, good)
 
 

@@ -120,6 +120,11 @@ class Partition:
         document, columns, partition = _parsed(Path(path))
         made_for, images = document["dataset"], document["images"]
         if (made_for, images) != (dataset.name, len(dataset)):
+            if made_for == dataset.name:
+                raise PromptFedError(
+                    f'{path} divides {images:,} images of the data set "{made_for}", which has {len(dataset):,} now; '
+                    "put back those that it was made for."
+                )
             raise PromptFedError(
                 f'The partition file {path} splits the data set "{made_for}" with {images} images, '
                 f'not "{dataset.name}" with {len(dataset)} images.'

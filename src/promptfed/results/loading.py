@@ -13,7 +13,7 @@ from promptfed.results.columns import Columns
 from promptfed.results.folder import names
 from promptfed.results.folder.each import unpacked
 from promptfed.results.folder.parts import read_json
-from promptfed.results.folder.reader import RunFolder, most_of, read_run, run_folders
+from promptfed.results.folder.reader import RunFolder, begun, most_of, read_run, run_folders
 from promptfed.results.folder.values import Client, Round, Scores
 
 EACH = [f"received.{field.name}" for field in fields(Scores) if field.name != "per_client"]
@@ -171,14 +171,7 @@ def load(folder: str | Path) -> LoadedRun:
 def load_all(*folders: str | Path) -> LoadedRuns:
     """Load every run in or below these folders, or below runs/; one without a finished round yet is left out."""
     found = run_folders([Path(folder) for folder in folders or ("runs",)])
-    begun = [folder for folder in found if _begun(folder)]
-    return LoadedRuns(tuple(map(load, begun or found)))
-
-
-def _begun(folder: Path) -> bool:
-    """Return whether a folder is not that of a run whose first round is still at work."""
-    rounds = folder / names.ROUNDS
-    return not rounds.is_file() or b"\n" in rounds.read_bytes()
+    return LoadedRuns(tuple(map(load, [folder for folder in found if begun(folder)] or found)))
 
 
 def _round_row(one: Round) -> dict[str, Any]:

@@ -252,7 +252,7 @@ def choose_training(facts: DataFacts, method: str, clients: int) -> Decision:
     epochs, batch = (1, 10) if few else (5, 64)
     found = EVIDENCE[source]
     why = (
-        f"A client has about {_each(facts, clients):,} training images. For such {'few' if few else 'numbers'} we ran "
+        f"A client has about {_each(facts, clients):,} training images. With so {'few' if few else 'many'} we ran "
         f"20 rounds of {'one epoch' if few else 'five epochs'} with batches of {batch}; "
         f"{'heads of their own' if alone else 'a shared head with class shares'} reached {found} at a rate of {rate}.",
     )
@@ -267,12 +267,13 @@ def choose_reading(facts: DataFacts, wishes: Wishes, method: str, clients: int) 
     if facts.unequal >= UNEQUAL:
         keys["evaluate.metric"] = "balanced_accuracy"
         why.append(
-            f"The largest class has {facts.unequal:.0f} times the images of the smallest: count classes equally."
+            f"The largest class has {facts.unequal:.0f} times the images of the smallest: judge by balanced accuracy, "
+            "in which every class counts once."
         )
     if facts.broken:
         keys["data.skip_corrupt"] = True
         many = f"{facts.broken:,} files" if facts.broken > 1 else "One file"
-        why.append(f"{many} cannot be read and would stop the run.")
+        why.append(f"{many} cannot be read; data.skip_corrupt=true leaves {'them' if facts.broken > 1 else 'it'} out.")
     if wishes.private and method == "head-probe":
         why.append("Nothing is sent, so there is nothing to protect on the way.")
     elif wishes.private and min(clients - wishes.newcomers, wishes.newcomers or clients) < 2:
@@ -332,7 +333,7 @@ def _order(entry: tuple[str, object]) -> int:
 
 
 def _rivals(keys: Keys, facts: DataFacts, wishes: Wishes, method: str, clients: int) -> list[str]:
-    """Return what the proposal should be held against, on the same images and clients."""
+    """Return what the proposal should be compared with, on the same images and clients."""
     if method == "head-probe":
         return []
     plain = {key: value for key, value in keys.items() if not key.startswith(("guards.", "method."))}

@@ -17,7 +17,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from promptfed.core.errors import choice
 from promptfed.runs import registry
 
 ROOT = Path(__file__).parents[1]
@@ -42,7 +41,7 @@ def find_method(name: str) -> type[Any]:
     if name in own:
         return own[name]
     if ":" not in name and name not in method_names():
-        raise choice("method", name, method_names())
+        raise registry.no_method(name, method_names())
     return registry.find_method(name)
 
 

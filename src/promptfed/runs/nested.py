@@ -1,6 +1,7 @@
 """Nested tables of plain values, such as recipes: under dotted keys, and as TOML."""
 
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from promptfed.core.errors import PromptFedError
 
 NestedTable = dict[str, Any]
+BARE_LIST = re.compile(r"\[([^][{}\"',=]+(?:,[^][{}\"',=]+)*)\]")  # such as [iid,dirichlet]
 DEEPEST = 16  # levels of tables and lists; a recipe has three
 
 
@@ -62,11 +64,12 @@ def set_key(content: NestedTable, key: str, value: object) -> None:
 
 
 def read_value(text: str) -> object:
-    """Read a value as TOML; a bare word is a string."""
+    """Read a value as TOML; a bare word is a string, also in a list such as [iid,dirichlet]."""
     try:
         return parse(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return text
+        listed = BARE_LIST.fullmatch(text)
+        return [read_value(part.strip()) for part in listed[1].split(",")] if listed else text
     except ValueError as error:
         raise PromptFedError(f'The value "{text[:40]}…" cannot be read: {error}.') from error
 

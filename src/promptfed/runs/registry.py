@@ -3,7 +3,7 @@
 import importlib
 import pkgutil
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -48,6 +48,14 @@ def _announced() -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group="promptfed.methods"))
 
 
+def no_method(name: str, known: Iterable[str], what: str = "method") -> PromptFedError:
+    """Return the error for a name that no method has; a file of that name in the current folder is pointed out."""
+    module = name.removesuffix(".py").replace("-", "_")
+    if module.isidentifier() and Path(f"{module}.py").is_file():
+        return PromptFedError(f'Unknown {what} "{name}"; for a class in {module}.py write {module}:CLASS.')
+    return choice(what, name, known)
+
+
 def find_method(name: str) -> "type[Method]":
     """Return the method of that name, or the class at a dotted path such as "pkg.mine:MyMethod"."""
     from promptfed.core.method import Method
@@ -55,7 +63,7 @@ def find_method(name: str) -> "type[Method]":
     if ":" not in name:
         known = methods()
         if name not in known:
-            raise choice("method", name, known)
+            raise no_method(name, known)
         return known[name]
     module, _, attribute = name.partition(":")
     if (here := str(Path.cwd())) not in sys.path:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from promptfed.core.errors import PromptFedError, choice
+from promptfed.core.errors import PromptFedError
 from promptfed.core.files import AlteredError, unsealed_toml
 from promptfed.runs import catalogue, nested, registry
 from promptfed.runs.cells import SUFFIX, TableCell
@@ -40,7 +40,9 @@ def _check_method(source: str) -> None:
         return
     # the cells of tables all have a slash in their names: only then are the tables worth reading
     recipes = registry.recipes() if "/" in source else registry.single_recipes()
-    raise choice("method or recipe", source, [*methods, *recipes])
+    if Path(f"{source}.toml").is_file():
+        raise PromptFedError(f'Unknown method or recipe "{source}"; for the file in this folder write {source}.toml.')
+    raise registry.no_method(source, [*methods, *recipes], "method or recipe")
 
 
 def describe(name: str) -> tuple[str, NestedTable]:

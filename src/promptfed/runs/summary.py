@@ -51,5 +51,6 @@ def stopped_early(loop: Loop) -> Line:
         return found
     return found | {
         "stopped": f"Stopped after round {last['round']} of {loop.settings.rounds}: validation images gained nothing "
-        f"since round {best['round']} (stop.patience={loop.stopping.patience})."
+        f"since round {best['round']} (stop.patience={loop.stopping.patience}); the models are those of round "
+        f"{last['round']}."
     }

@@ -17,6 +17,7 @@ from promptfed.core.errors import PromptFedError
 from promptfed.core.files import write_json, write_text
 from promptfed.core.progress import about_left
 from promptfed.core.schedule import PACED
+from promptfed.results.metrics import LESS_IS_BETTER, METRICS, TITLES
 from promptfed.results.report.table import Cell, Column, Table
 from promptfed.runs import config, nested
 from promptfed.runs.recipe import Recipe
@@ -41,12 +42,13 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Trial:
-    """A setting, and its mean accuracy on validation images after so many rounds; or why it has none."""
+    """A setting, and the mean of its measure on validation images after so many rounds; or why it has none."""
 
     number: int
     setting: Setting
     scores: Mapping[int, float] = field(default_factory=dict)
     problem: str = ""
+    measure: str = METRICS[0]
 
     @property
     def rounds(self) -> int:
@@ -55,7 +57,7 @@ class Trial:
 
     @property
     def rank(self) -> tuple[int, float]:
-        """Return what the better trial has more of: rounds, since the best go on, then accuracy."""
+        """Return what the better trial has more of: rounds, since the best go on, then its score."""
         return self.rounds, self.scores.get(self.rounds, 0.0)
 
     @property
@@ -122,7 +124,8 @@ def to_table(trials: Sequence[Trial]) -> Table:
     several = len({trial.rounds for trial in trials if trial.scores}) > 1
     columns = [Column("trial", "", ("trial",)), *(Column(key, "", (key,)) for key in keys)]
     columns += [Column("rounds", "", ("rounds",))] if several else []
-    columns.append(Column("validation", "mean accuracy over clients on validation images, %", ("validation",)))
+    legend = f"mean {TITLES[trials[0].measure]} over clients on validation images, %"
+    columns.append(Column("validation", legend, ("validation",)))
     best = max(trial.rank for trial in trials)
     rows = []
     for trial in trials:
@@ -146,15 +149,22 @@ def _planned(tuning: Tuning) -> tuple[list[Trial], list[Recipe]]:
     for key in (word.partition("=")[0].strip() for word in tuning.words):
         if key == "evaluate.split":
             raise PromptFedError("Tuning looks at validation images alone; leave evaluate.split out.")
-    for key in ("seed", *(["rounds"] if tuning.halving else [])):
+    whys = {"seed": "a lucky one says nothing", "evaluate.metric": "it decides which trial is the best"}
+    for key, why in (whys | ({"rounds": "halving decides how many there are"} if tuning.halving else {})).items():
         if key in space:
-            why = "halving decides how many there are" if key == "rounds" else "a lucky one says nothing"
             raise PromptFedError(f"{key} cannot be tuned: {why}; give it one value.")
     first = Trial(0, {key: values.at(0.0) for key, values in space.items()})
     config.load_one(tuning.source, [*fixed, *first.words, *TRIED])  # refuses a wrong key before drawing imports torch
     chosen = list(islice(settings(space, tuning.seed), tuning.budget))
     trials = [Trial(number, setting) for number, setting in enumerate(chosen, 1)]
-    return trials, [config.load_one(tuning.source, [*fixed, *trial.words, *TRIED]) for trial in trials]
+    recipes = [config.load_one(tuning.source, [*fixed, *trial.words, *TRIED]) for trial in trials]
+    return [replace(trial, measure=_measure(recipe)) for trial, recipe in zip(trials, recipes, strict=True)], recipes
+
+
+def _measure(recipe: Recipe) -> str:
+    """Return what a trial is scored by: the headline; accuracy where less is better, which a bad model can have too."""
+    headline = str(recipe.evaluate.get("metric", METRICS[0]))
+    return METRICS[0] if headline in LESS_IS_BETTER else headline
 
 
 def _check_halving(recipes: Sequence[Recipe], stages: Sequence[Stage]) -> None:
@@ -238,9 +248,11 @@ def _run(tuning: Tuning, trial: Trial, recipe: Recipe) -> Trial:
     except PromptFedError as error:
         sys.stderr.write(f"Trial {trial.number} ({' '.join(trial.words)}) failed: {error}\n")
         return replace(trial, problem=str(error))
-    mean = summary["accuracy"]["mean"]
+    plain = trial.measure == METRICS[0]
+    mean = (summary["accuracy"] if plain else summary.get("metrics", {}).get(trial.measure, {})).get("mean")
     if mean is None:
-        return replace(trial, problem="No client has validation images.")
+        what = "validation images" if plain else f"{TITLES[trial.measure]} on validation images"
+        return replace(trial, problem=f"No client has {what}.")
     return replace(trial, scores={**trial.scores, recipe.rounds: mean})
 
 

@@ -145,6 +145,7 @@ def test_refusals_are_sentences_and_leave_nothing(base: Path, tmp_path: Path) ->
         ([alike, "--format", "pt2", "--out", out, "--all"], "have the same model; export it with --client 0"),
         ([run, "--format", "pt2", "--out", tmp_path, "--client", 1], "exists already"),
         ([run, "--all", "--out", out], "give --format too"),
+        ([run, "--client", 1, "--out", out], "for a classifier add --format, one of pt2, onnx, transformers, web."),
         ([tmp_path / "none", "--format", "pt2", "--out", out], "There is no "),
     ):
         assert said in sentence(promptfed("export", *words))

@@ -46,7 +46,7 @@ def test_a_file_needs_two_numbers_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "said"),
     [
-        ("mobil", [], 'did you mean "mobile"?'),
+        ("mobil", [], '"mobil" in --profile, which takes a name or a .toml file; did you mean "mobile"?'),
         ("none.toml", [], "The profile none.toml cannot be read: No such file or directory."),
         ("mobile", ["up=2"], "up_mbit"),
         ("mobile", ["up_mbit"], '"up_mbit" is not of the form KEY=NUMBER'),

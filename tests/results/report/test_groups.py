@@ -57,11 +57,42 @@ def test_guards_are_told_only_where_they_are_on(make_run: MakeRun) -> None:
     assert GUARDS_OFF.items() <= off.items()
 
 
+def test_how_a_run_learns_is_told_without_its_defaults(make_run: MakeRun) -> None:
+    def learning(name: str, table: str) -> RunFolder:
+        folder = make_run(name)
+        with (folder / "recipe.toml").open("a") as file:
+            file.write(table)
+        return read_run(folder)
+
+    stop, again = (f"[stop]\npatience = {rounds}\nmin_delta = 0.0\nmonitor = 'accuracy'\n" for rounds in (2, 5))
+    weights = "[train]\naugment = 'none'\nclass_weights = 'balanced'\nbeta = 0.999\n"
+    runs = [learning("a", ""), learning("b", stop), learning("c", again), learning("d", weights)]
+    assert column(compare(runs), "method") == [
+        "pfedpt",
+        "pfedpt (stop.patience=2)",
+        "pfedpt (stop.patience=5)",
+        "pfedpt (train.class_weights=balanced)",
+    ]
+
+
 def test_runs_below_a_folder_are_meant_each_once(make_run: MakeRun, tmp_path: Path) -> None:
     one, first, second = make_run("one"), make_run("sweep/seed=0"), make_run("sweep/seed=1", seed=1)
     assert run_folders([one, tmp_path / "sweep", first]) == [one, first, second]
     assert run_folders([tmp_path]) == [one, first, second]
     assert run_folders([tmp_path / "none"]) == [tmp_path / "none"]  # for read_run to complain about
+
+
+def test_a_run_in_its_first_round_does_not_keep_others_from_being_compared(
+    make_run: MakeRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, stopped = make_run("a/one"), make_run("a/two")
+    (stopped / "rounds.jsonl").write_text("")
+    with caplog.at_level("WARNING", "promptfed"):
+        assert run_folders([tmp_path / "a"]) == [one]
+    assert f"{stopped} has no finished round yet and is left out" in caplog.text
+    assert run_folders([stopped]) == [stopped]  # by name it is wanted, and refused
+    (one / "rounds.jsonl").write_text("")
+    assert run_folders([tmp_path / "a"]) == [one, stopped]
 
 
 def test_a_folder_of_runs_names_the_run_inside(make_run: MakeRun, tmp_path: Path) -> None:

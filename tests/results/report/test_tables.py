@@ -249,6 +249,13 @@ def test_a_table_too_wide_for_the_terminal_stands_upright(make_run: MakeRun) -> 
     assert [cells(line)[0] for line in narrow if line.startswith("│")] == titles[1:]
 
 
+def test_what_the_columns_mean_is_as_wide_as_the_terminal(make_run: MakeRun) -> None:
+    lines = drawn(compare([read_run(make_run("one", method="fedavg"))]), 80)
+    bottom = next(index for index, line in enumerate(lines) if line.startswith("└"))
+    assert len(lines[bottom]) < 40
+    assert all(len(line) > 60 for line in lines[bottom + 1 : -1])
+
+
 def test_only_names_are_folded_in_an_upright_table(make_run: MakeRun) -> None:
     table = compare([read_run(make_run("one", method="a long name " * 3)), read_run(make_run("two", method="b"))])
     # "weighted" (8), twice "30.7 kB (7,680 floats)" (22), three for each column's rule and spaces, and the last rule

@@ -42,7 +42,7 @@ def test_yes_in_words_with_numbers(make: Maker) -> None:
     prompts = make("c", (0.7, 0.7, 0.8, 0.75), method="pfedvpt", floats=100)
     (found,) = told(alone, whole, prompts)
     assert found.answer == "Yes"
-    assert "3 of 4 clients do better together (pfedvpt) than alone (local), 1 do worse." in found.reasons
+    assert "3 of 4 clients do better together (pfedvpt) than alone (local), 1 does worse." in found.reasons
     assert "The mean rises from 65.00 to 73.75 %, the worst client rises from 50.00 to 70.00 %." in found.reasons
     assert "Each client sent 400 B a round, fedavg 400 kB (1,000 times as much)." in found.reasons
 

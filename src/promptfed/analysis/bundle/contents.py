@@ -26,6 +26,7 @@ from promptfed.core.errors import PromptFedError
 from promptfed.core.files import write_text
 from promptfed.core.tree import Tree
 from promptfed.data.dataset import Color
+from promptfed.results.folder import names
 
 FORMAT = 1
 ABOUT, SHARED, CLIENTS = "bundle.json", "shared.safetensors", "clients.safetensors"
@@ -128,7 +129,8 @@ def open_bundle(folder: Path) -> Bundle:
     """Read bundle.json, or say what is wrong with it."""
     path = folder / ABOUT
     if not path.is_file():
-        raise PromptFedError(f"{folder} is not a bundle: {ABOUT} is missing.")
+        advice = f"; make one by promptfed bundle {folder} --out DIR" if (folder / names.RECIPE).is_file() else ""
+        raise PromptFedError(f"{folder} is not a bundle: {ABOUT} is missing{advice}.")
     try:
         text = path.read_bytes().decode()
         about = json.loads(text)

@@ -74,7 +74,7 @@ def read_profile(name: str, changes: Sequence[str] = (), where: str = "--profile
 def _read(name: str, where: str) -> dict[str, Any]:
     path = Path(name)
     if path.suffix != ".toml":
-        raise choice("profile", name, PROFILES, f"{where}; or give a .toml file")
+        raise choice("profile", name, PROFILES, f"{where}, which takes a name or a .toml file")
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -1,5 +1,6 @@
 """Read a run folder into one frozen value."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,8 @@ from promptfed.results.folder.parts import (
     why,
 )
 from promptfed.results.folder.values import DrawnFigure, Figures, Holdings, Picture, Round, Scores, Traffic
+
+log = logging.getLogger("promptfed")
 
 
 @dataclass(frozen=True)
@@ -107,12 +110,25 @@ class RunFolder:
 
 
 def run_folders(paths: Sequence[Path]) -> list[Path]:
-    """Return every run folder once: those given, and for any other folder all run folders inside it."""
+    """Return every run folder once: those given, and for any other folder all run folders inside it.
+
+    Of those inside, one whose first round is not finished is left out.
+    """
     found: dict[Path, Path] = {}
     for path in paths:
         below = [] if (path / names.RECIPE).is_file() else sorted(one.parent for one in path.rglob(names.ROUNDS))
-        found |= {one.resolve(): one for one in below or [path] if one.resolve() not in found}
+        ready = [one for one in below if begun(one)]
+        for one in below if ready else ():
+            if one not in ready:
+                log.warning("%s has no finished round yet and is left out", one)
+        found |= {one.resolve(): one for one in ready or below or [path] if one.resolve() not in found}
     return list(found.values())
+
+
+def begun(folder: Path) -> bool:
+    """Return whether a folder is not that of a run whose first round is still at work."""
+    rounds = folder / names.ROUNDS
+    return not rounds.is_file() or b"\n" in rounds.read_bytes()
 
 
 def read_run(path: Path | str) -> RunFolder:

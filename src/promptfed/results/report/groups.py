@@ -13,7 +13,14 @@ _SHOWN = {"clients", "rounds"}
 _OWN_TABLES = ("data", "partition", "backbone")
 # a run without [guards] equals one whose guards are all off, whatever their other settings
 GUARDS_OFF = {"guards.robust": "mean", "guards.clip": "0.0", "guards.noise": "0.0", "guards.secure": "False"}
-OFF = GUARDS_OFF | {"clock.mode": "sync"}  # one without [clock] waits for all
+LEARNING_OFF = {
+    "stop.patience": "0",
+    "train.class_weights": "none",
+    "train.augment": "none",
+    "schedule.name": "constant",
+}
+OFF = GUARDS_OFF | LEARNING_OFF | {"clock.mode": "sync"}  # one without [clock] waits for all
+_OPTIONAL = ("guards.", "clock.", "stop.", "train.", "schedule.")
 _OF_MODE = {"clock.buffer": "fedbuff", "clock.deadline_minutes": "semi"}  # to the others these keys mean nothing
 
 
@@ -99,9 +106,9 @@ def _named(names: Sequence[str], runs: Sequence[RunFolder], part: str) -> list[s
 
 
 def _differs(key: str, recipes: Sequence[Mapping[str, str]]) -> bool:
-    """Return whether recipes differ in a key; settings of guards and clocks only among recipes that have them."""
+    """Return whether recipes differ in a key; settings of what a recipe need not have only among those that do."""
     values = {recipe.get(key) for recipe in recipes}
-    return len(values - {None} if key.startswith(("guards.", "clock.")) else values) > 1
+    return len(values - {None} if key.startswith(_OPTIONAL) else values) > 1
 
 
 def _belongs(key: str, part: str) -> bool:

@@ -55,14 +55,15 @@ def to_rich(table: Table, width: int | None = None) -> RenderableType:
     flat = _flat(table.columns, table.rows)
     if width is None:
         return flat.drawn([None] * len(flat.heads), table.legend)
+    below = [Text(table.legend, style="table.caption")] if table.legend else []  # as wide as the terminal
     if _total(flat.natural()) <= width:
-        return flat.drawn(flat.natural(), table.legend)
+        return Group(flat.drawn(flat.natural()), *below)
     transposed = _transposed(table)
     natural, least = transposed.natural(), transposed.least()
     least[0] = natural[0]  # the measures' names
     if _total(least) <= width or len(table.rows) == 1:
-        return transposed.drawn(_shared(least, natural, width), table.legend)
-    return Group(*_parts(table, width), Text(table.legend, style="table.caption"))
+        return Group(transposed.drawn(_shared(least, natural, width)), *below)
+    return Group(*_parts(table, width), *below)
 
 
 def _flat(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> _Grid:

@@ -60,12 +60,16 @@ def _verdict(
     seeds = f", over {len(pairs)} seeds" if len(pairs) > 1 else ""
     where = f" ({setting})" if count > len(together) + 1 and setting.dataset else ""
     reasons = (
-        f"{better} of {len(gains)} clients do better together ({best.label}) than alone ({alone.label}), "
-        f"{worse} do worse{seeds}. "
+        f"{better} of {len(gains)} clients {_do(better)} better together ({best.label}) than alone ({alone.label}), "
+        f"{worse} {_do(worse)} worse{seeds}. "
         f"The mean {_moves(old, new)}, the worst client {_moves(low, high)}. "
         f"Each client sent {human_bytes(_sent(best))} a round{_share(best, together)}.{where}"
     )
     return Verdict(answer, reasons)
+
+
+def _do(clients: int) -> str:
+    return "does" if clients == 1 else "do"
 
 
 def _moves(old: float, new: float) -> str:
