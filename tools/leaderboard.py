@@ -34,8 +34,8 @@ defined: the method has no answer to that question. Tables on different encoders
 be compared.
 
 A first place is not a verdict: from base to novel classes (S3, S4) the number is accuracy on a client's own images, and
-`hm` beside it is the harmonic mean of everyone's classes and of new ones. An average rank is over the columns in which a
-method has a number: compare it between methods with the same columns. [What came out](field.md) says more.
+`hm` beside it is the harmonic mean of everyone's classes and of new ones. An average rank is over the columns in which
+a method has a number: compare it between methods with the same columns. [What came out](field.md) says more.
 
 Put runs of your own beside them: `promptfed compare runs/mine --benchmark field` ranks them, and says what was set
 otherwise.

@@ -237,6 +237,22 @@ def field_table(folder: str, column: str) -> list[str]:
     return markdown(f"{scenario}: {title}{f', with {other}' if other else ''}", parts)
 
 
+def noise_table(folder: str) -> list[str]:
+    """Return the accuracy of every method by the noise that hides a client, or, for DP-FPL, an example."""
+    found = outcome(folder)
+    by_row: dict[str, list[dict[str, Any]]] = {}
+    for one in found["rows"]:
+        if one["ours"]["mean"] is not None:
+            by_row.setdefault(one["title"], []).append(one)
+    titles = [one["title"].removesuffix(" for a client") for one in found["columns"]][:4]
+    names = [f"{name}, an example" if "example" in rows[0]["column"] else name for name, rows in by_row.items()]
+    best = [[(one["tuned"] or one)["ours"] for one in rows] for rows in by_row.values()]
+    parts = [("method", names)]
+    parts += [(title, [spread(row[number]) for row in best]) for number, title in enumerate(titles)]
+    parts += [("worst client, ε = 8", [two(row[1]["beside"]["worst"]) for row in best])]
+    return markdown("S9: fashion-shops, Dir(0.3), 20 clients, by ε", parts)
+
+
 def plugin_table(column: str) -> list[str]:
     """Return one column of pFedPT's Table 2: every method without and with the prompt, and what the prompt adds."""
     found, plain = outcome(PLUGIN), outcome(ALONE)
@@ -356,7 +372,8 @@ def relic_page() -> list[list[str]]:
 
 def field_page() -> list[list[str]]:
     """Return the field's tables."""
-    return [field_table(folder, one["name"]) for folder in FIELD for one in outcome(folder)["columns"]]
+    tables = [field_table(folder, one["name"]) for folder in FIELD for one in outcome(folder)["columns"]]
+    return [*tables, noise_table("field-shops-privacy")]
 
 
 PAGES = {

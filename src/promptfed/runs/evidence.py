@@ -48,6 +48,10 @@ def _shops(percent: float, row: str) -> Measured:
     return Measured(percent, "fedapt-shops-t1", "shops", row, "fedapt.md")
 
 
+def _hidden(percent: float, row: str, column: str = "eps8") -> Measured:
+    return Measured(percent, "field-shops-privacy", column, row, "field.md", tuned=True)
+
+
 def _novel(percent: float, row: str) -> Measured:
     return Measured(percent, "field-shops-novel", "shops", row, "field.md", "novel", tuned=row != "clip-zs")
 
@@ -98,6 +102,12 @@ EVIDENCE = MappingProxyType(
         "novel/promptfl": _novel(65.30, "promptfl"),
         "novel/promptfolio": _novel(61.48, "promptfolio"),
         "novel/fedkgcoop": _novel(72.30, "fedkgcoop"),
+        # twenty clients, the package's CLIP; each hidden by noise at ε = 8, or by none
+        "hidden/none": _hidden(77.28, "class-shares", "none"),
+        "hidden/shares": _hidden(62.99, "class-shares"),
+        "hidden/alone": _hidden(71.11, "head-probe"),
+        "hidden/promptfl": _hidden(57.46, "promptfl"),
+        "hidden/promptfl-none": _hidden(58.50, "promptfl", "none"),
     }
 )
 SENT = MappingProxyType({"people/shares": 1610, "people/fedavg": 1_876_010})  # numbers a client sends in a round
