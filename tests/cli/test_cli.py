@@ -17,6 +17,7 @@ import pytest
 from rich.console import Console
 
 from promptfed.cli import arguments
+from promptfed.core.version import __version__
 from promptfed.runs import config, execution, registry, runner
 from promptfed.runs.checks import PROMISES
 from support.command import Done, environment, promptfed
@@ -66,6 +67,11 @@ def test_help(words: list[str], flag: str) -> None:
     done = promptfed(*words, flag)
     assert (done.code, done.err) == (0, "")
     assert "Usage" in done.out
+
+
+def test_version() -> None:
+    done = promptfed("--version")
+    assert (done.code, done.out, done.err) == (0, f"promptfed {__version__}\n", "")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -5,6 +5,7 @@ A mistake gets one sentence and exit code 2; Ctrl-C saves the run and exits with
 
 import os
 import sys
+from typing import Annotated
 
 import typer
 
@@ -26,6 +27,7 @@ from promptfed.cli.tuning import tune
 from promptfed.cli.using import bundle, forget, predict
 from promptfed.cli.watching import watch
 from promptfed.core.errors import PromptFedError
+from promptfed.core.version import __version__
 
 app = typer.Typer(
     help="Federated prompt learning: exchange prompts of a few kilobytes instead of models of hundreds of megabytes.",
@@ -68,6 +70,22 @@ app.add_typer(data_app, name="data")
 for of_sites in (trust.terms, trust.key, trust.audit, trust.renew, trust.revoke):
     sites_app.command()(of_sites)
 app.add_typer(sites_app, name="sites")
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"promptfed {__version__}")
+        raise typer.Exit
+
+
+@app.callback(help=app.info.help)
+def promptfed(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Take what stands before a command."""
+    del version  # its own callback has answered
 
 
 def main() -> None:

@@ -64,6 +64,20 @@ def test_no_is_said_as_well(make: Maker) -> None:
     assert "The mean falls from 65.00 to 50.00 %, the worst client stays at 50.00 %." in found.reasons
 
 
+@pytest.mark.parametrize(("gain", "chance"), [(0.06, False), (0.05, True), (-0.05, True), (-0.07, False)])
+def test_what_may_be_chance_is_called_so(make: Maker, gain: float, chance: bool) -> None:
+    # 400 test images: two standard errors at 0.8 and 0.86 are 0.053, at 0.8 and 0.85 0.054, at 0.8 and 0.73 0.060
+    alone = make("a", (0.8,) * 4, method="local", floats=0)
+    prompts = make("b", (0.8 + gain,) * 4, method="pfedvpt", floats=100)
+    for folder in (alone, prompts):
+        path = folder / "partition.json"
+        content = json.loads(path.read_text(encoding="utf-8"))
+        content["clients"] = [one | {"test": list(range(100))} for one in content["clients"][:4]]
+        path.write_text(json.dumps(content), encoding="utf-8")
+    (found,) = told(alone, prompts)
+    assert ("With 400 test images in all, a difference this small may be chance" in found.reasons) == chance
+
+
 @pytest.mark.parametrize("floats", [0, 100])
 def test_without_both_sides_there_is_no_question(make_run: MakeRun, floats: int) -> None:
     assert told(make_run("a", method="local", floats=floats)) == []

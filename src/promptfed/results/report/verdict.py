@@ -1,5 +1,6 @@
 """The report's first line: should these sites federate? In words with numbers, from runs on the same photographs."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
@@ -8,6 +9,7 @@ from promptfed.results.folder.reader import RunFolder
 from promptfed.results.report.groups import RunGroup, Setting
 from promptfed.results.report.table import human_bytes, percent
 
+SURE = 2  # standard errors
 AVERAGED = ("fedavg", "vit-full", "resnet-full")  # one whole model for all
 Pair = tuple[RunFolder, RunFolder]
 
@@ -63,9 +65,17 @@ def _verdict(
         f"{better} of {len(gains)} clients {_do(better)} better together ({best.label}) than alone ({alone.label}), "
         f"{worse} {_do(worse)} worse{seeds}. "
         f"The mean {_moves(old, new)}, the worst client {_moves(low, high)}. "
-        f"Each client sent {human_bytes(_sent(best))} a round{_share(best, together)}.{where}"
+        f"Each client sent {human_bytes(_sent(best))} a round{_share(best, together)}.{_caution(pairs, old, new)}{where}"
     )
     return Verdict(answer, reasons)
+
+
+def _caution(pairs: Sequence[Pair], old: float, new: float) -> str:
+    """Say so if the test images are too few to tell two means apart, as if each model had seen others."""
+    tested = sum(client.test for one, _ in pairs if one.partition for client in one.partition.clients)
+    if not tested or abs(new - old) >= SURE * math.sqrt((old * (1 - old) + new * (1 - new)) / tested):
+        return ""
+    return f" With {tested:,} test images in all, a difference this small may be chance: run more seeds (seed=[0,1,2])."
 
 
 def _do(clients: int) -> str:
