@@ -73,6 +73,12 @@ def test_sites_without_a_common_class_stay_alone() -> None:
     assert "one seed" in " ".join(found.method.why)
 
 
+def test_what_noise_costs_is_said_where_it_is_offered() -> None:
+    found = advise(FOUR, Wishes(private=True))
+    assert str(EVIDENCE["hidden/shares"]) in " ".join(found.recipe.why)
+    assert {"hidden/none", "hidden/shares", "hidden/alone"} <= found.evidence.keys()
+
+
 def test_one_client_has_nobody_to_learn_with() -> None:
     found = proposed(replace(ONE, training=(19,)))
     assert (found["method"], found["clients"], found["partition.name"]) == ("head-probe", "1", "iid")
@@ -132,7 +138,9 @@ def test_without_sites_the_number_of_images_decides(images: int, clients: str) -
 
 def test_newcomers_are_the_last_clients() -> None:
     assert proposed(FOUR, Wishes(newcomers=1))["newcomers"] == "1"
-    assert "no table of newcomers yet" in " ".join(advise(FOUR, Wishes(newcomers=1)).method.why)
+    found = advise(FOUR, Wishes(newcomers=1)).method
+    assert str(EVIDENCE["joining/shares"]) in " ".join(found.why)
+    assert {"joining/shares", "joining/alone"} <= set(found.evidence)
     with pytest.raises(PromptFedError, match="leaves none of 4 clients"):
         advise(FOUR, Wishes(newcomers=4))
 

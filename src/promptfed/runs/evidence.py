@@ -52,6 +52,10 @@ def _hidden(percent: float, row: str, column: str = "eps8") -> Measured:
     return Measured(percent, "field-shops-privacy", column, row, "field.md", tuned=True)
 
 
+def _joining(percent: float, row: str) -> Measured:
+    return Measured(percent, "field-shops-newcomers", "five", row, "field.md", tuned=True)
+
+
 def _novel(percent: float, row: str) -> Measured:
     return Measured(percent, "field-shops-novel", "shops", row, "field.md", "novel", tuned=row != "clip-zs")
 
@@ -102,6 +106,10 @@ EVIDENCE = MappingProxyType(
         "novel/promptfl": _novel(65.30, "promptfl"),
         "novel/promptfolio": _novel(61.48, "promptfolio"),
         "novel/fedkgcoop": _novel(72.30, "fedkgcoop"),
+        # two of twenty clients come after the last round; the package's CLIP
+        "joining/shares": _joining(85.02, "class-shares"),
+        "joining/alone": _joining(78.83, "head-probe"),
+        "joining/pfedpg": _joining(75.36, "pfedpg"),
         # twenty clients, the package's CLIP; each hidden by noise at ε = 8, or by none
         "hidden/none": _hidden(77.28, "class-shares", "none"),
         "hidden/shares": _hidden(62.99, "class-shares"),

@@ -65,7 +65,8 @@ def _verdict(
         f"{better} of {len(gains)} clients {_do(better)} better together ({best.label}) than alone ({alone.label}), "
         f"{worse} {_do(worse)} worse{seeds}. "
         f"The mean {_moves(old, new)}, the worst client {_moves(low, high)}. "
-        f"Each client sent {human_bytes(_sent(best))} a round{_share(best, together)}.{_caution(pairs, old, new)}{where}"
+        f"Each client sent {human_bytes(_sent(best))} a round{_share(best, together)}."
+        f"{_caution(pairs, old, new)}{where}"
     )
     return Verdict(answer, reasons)
 
