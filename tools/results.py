@@ -59,7 +59,7 @@ PLUGIN, ALONE = "pfedpt-t2-cifar10", "pfedpt-t1-cifar10"
 FEDAPT = "fedapt-office"
 FIELD = (
     *("field-s5-office", "field-s3-pets"),
-    *("field-shops-personal", "field-shops-global", "field-shops-novel", "field-shops-newcomers"),
+    *("field-shops-personal", "field-shops-global", "field-shops-novel", "field-shops-unseen", "field-shops-newcomers"),
 )
 # what the first measure of a table of the field is of
 FIRST = {"mean": "own images", "deployed": "everyone's images", "newcomers": "newcomers", "unseen": "the unseen shop"}
