@@ -253,6 +253,22 @@ def noise_table(folder: str) -> list[str]:
     return markdown("S9: fashion-shops, Dir(0.3), 20 clients, by ε", parts)
 
 
+def shots_table(folder: str) -> list[str]:
+    """Return accuracy on own images, and the harmonic mean of everyone's classes and new ones, by shots."""
+    found = outcome(folder)
+    columns = [one["name"] for one in found["columns"]]
+    rows: dict[str, dict[str, dict[str, Any]]] = {}
+    for one in found["rows"]:
+        if one["ours"]["mean"] is not None:
+            rows.setdefault(one["title"], {})[one["column"]] = (one["tuned"] or one)["ours"]
+    parts = [("method", list(rows))]
+    for kind in ("own", "hm"):
+        for column in columns:
+            cells = [row[column]["mean"] if kind == "own" else row[column]["beside"]["hm"] for row in rows.values()]
+            parts.append((f"{kind}, {column.removeprefix('s')}", [two(cell) for cell in cells]))
+    return markdown("S4: fashion-shops, own images and harmonic mean, by shots", parts)
+
+
 def plugin_table(column: str) -> list[str]:
     """Return one column of pFedPT's Table 2: every method without and with the prompt, and what the prompt adds."""
     found, plain = outcome(PLUGIN), outcome(ALONE)
@@ -373,7 +389,7 @@ def relic_page() -> list[list[str]]:
 def field_page() -> list[list[str]]:
     """Return the field's tables."""
     tables = [field_table(folder, one["name"]) for folder in FIELD for one in outcome(folder)["columns"]]
-    return [*tables, noise_table("field-shops-privacy")]
+    return [*tables, shots_table("field-shops-shots"), noise_table("field-shops-privacy")]
 
 
 PAGES = {
