@@ -129,7 +129,8 @@ def test_what_came_of_pfedvpt() -> None:
 
 def test_what_came_of_pfedvpt_with_many_photographs() -> None:
     rows = read_table(RESULTS / "pfedvpt-dermoscopic")["rows"]
-    found = {one["row"]: one["tuned"]["ours"]["mean"] for one in rows if one["tuned"]["ours"]["mean"] is not None}
+    tuned = {one["row"]: one["tuned"]["ours"]["mean"] for one in rows if one["tuned"]}
+    found = {row: mean for row, mean in tuned.items() if mean is not None}
     assert sorted(found, key=lambda row: found[row], reverse=True) == ["head-probe", "vit-tuning", "prior"]
 
 
