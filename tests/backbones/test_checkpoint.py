@@ -309,7 +309,7 @@ def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("no route\nto the hub")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", silent)
-    assert_refused("nobody/not-there", r"^The hub did not deliver .*: no route; or name a folder")
+    assert_refused("nobody/not-there", r"is not a folder here, and the hub did not deliver it: no route\.$")
 
 
 def test_a_hub_name_may_be_pinned_to_a_revision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -256,7 +256,8 @@ def finished(folder: Path) -> Path:
 def test_a_finished_run_shows_its_table_and_changes_nothing(finished: Path) -> None:
     before = content(finished)
     done = resume(finished)
-    assert (done.code, done.err) == (0, "")
+    more = f"promptfed run --resume {finished} rounds=N"
+    assert (done.code, done.err) == (0, f"It was finished already. For more rounds: {more}\n")
     assert "mean" in done.out
     assert str(finished) in done.out
     assert content(finished) == before

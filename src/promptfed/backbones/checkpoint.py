@@ -154,7 +154,7 @@ def find(weights: str, patterns: list[str], embedded: Path) -> Path:
     except (OSError, ValueError, httpx.HTTPError) as error:
         reason = (str(error) or type(error).__name__).strip().splitlines()[0].rstrip(".")
         raise PromptFedError(
-            f'The hub did not deliver backbone.weights="{weights}": {reason}; or name a folder that holds them.'
+            f'backbone.weights="{weights}" is not a folder here, and the hub did not deliver it: {reason}.'
         ) from error
 
 
