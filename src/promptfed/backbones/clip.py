@@ -15,6 +15,7 @@ from promptfed.backbones.pretrained import LoadedViT, ViT, fingerprint, fit_posi
 from promptfed.backbones.text import TextArch
 from promptfed.backbones.tokenizer import END, START
 from promptfed.backbones.transformer import Arch, Statistics
+from promptfed.core import tree
 from promptfed.core.options import Whole
 from promptfed.core.protocols import Draw, Rng, Tokens
 from promptfed.core.tree import Tree
@@ -148,8 +149,8 @@ def _endings(names: Sequence[str]) -> list[str]:
 
 
 def _kept(where: dict[Any, Tensor], name: object, made: Tensor) -> Tensor:
-    """Return what was made, and keep it; whoever asks for shapes alone gets no numbers, and none are kept."""
-    if type(made) is Tensor and not made.is_meta:
+    """Return what was made, and keep it if it has numbers: whoever asks for shapes alone gets none."""
+    if tree.has_numbers(made):
         where[name] = made
     return made
 

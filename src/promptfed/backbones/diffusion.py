@@ -15,6 +15,7 @@ from promptfed.backbones.checkpoint import HALVES
 from promptfed.backbones.pipeline import Pipeline, Prompts
 from promptfed.backbones.resizing import resized
 from promptfed.backbones.transformer import Statistics
+from promptfed.core import tree
 from promptfed.core.errors import PromptFedError
 from promptfed.core.options import Whole
 from promptfed.core.protocols import Draw, Rng, Tokens
@@ -182,7 +183,7 @@ class LoadedDiffusion(Diffusion):
         if key in self.known:
             return self.known[key]
         made = pipeline.read_prompts(self.parts.tokenizer, templates, vectors, self.device)
-        if type(made.tokens) is Tensor:  # whoever asks for shapes alone gets no numbers: none are kept
+        if tree.has_numbers(made.tokens):  # whoever asks for shapes alone gets none
             self.known[key] = made
         return made
 

@@ -55,14 +55,7 @@ def export(
     word that a run has learned becomes a file that diffusers' load_textual_inversion and web interfaces can load.
     """
     if form is None:
-        if together or int8:
-            raise PromptFedError("--all and --int8 are for classifiers; give --format too.")
-        if out.suffix != ".safetensors":
-            forms = ", ".join(ExportFormat)
-            raise PromptFedError(
-                f"Without --format a word goes to a .safetensors file, not to {out}; for a classifier "
-                f"add --format, one of {forms}."
-            )
+        _check_word(out, together or int8)
         _export_word(folder, out, client, token, prompt, device)
         return
     if out == WORD:
@@ -85,6 +78,17 @@ def export(
     say(in_words(made.difference, made.clients))
     if made.changed:
         say(change_in_words(made.changed))
+
+
+def _check_word(out: Path, for_classifiers: bool) -> None:
+    """Refuse what only an export with --format takes."""
+    if for_classifiers:
+        raise PromptFedError("--all and --int8 are for classifiers; give --format too.")
+    if out.suffix != ".safetensors":
+        raise PromptFedError(
+            f"Without --format a word goes to a .safetensors file, not to {out}; for a classifier add --format, one of "
+            f"{', '.join(ExportFormat)}."
+        )
 
 
 def _export_word(folder: Path, out: Path, client: int | None, token: str, prompt: str, device: str) -> None:

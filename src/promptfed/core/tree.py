@@ -76,6 +76,11 @@ def _copied(value: Tensor) -> Tensor:
     return value.clone(memory_format=torch.contiguous_format)
 
 
+def has_numbers(value: Tensor) -> bool:
+    """Return whether a tensor is a real one, and not only the shape of one that is being estimated."""
+    return type(value) is Tensor and not value.is_meta
+
+
 def floats(tree: Tree) -> int:
     """Count the numbers in the tree."""
     return sum(value.numel() for value in tree.values())

@@ -92,7 +92,7 @@ class Segment:
         """Return one tree."""
         content = bytearray(self.layout.width)
         try:
-            with open(self.path, "rb", buffering=0) as file:  # noqa: PTH123  (this is read once a client and round)
+            with self.path.open("rb", buffering=0) as file:
                 file.seek(self.start + row * self.layout.width)
                 got = file.readinto(content)
         except OSError as error:

@@ -128,7 +128,10 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
 def begun(folder: Path) -> bool:
     """Return whether a folder is not that of a run whose first round is still at work."""
     rounds = folder / names.ROUNDS
-    return not rounds.is_file() or b"\n" in rounds.read_bytes()
+    if not rounds.is_file():
+        return True
+    with rounds.open("rb") as file:
+        return file.readline().endswith(b"\n")
 
 
 def read_run(path: Path | str) -> RunFolder:

@@ -73,10 +73,11 @@ def _verdict(
 
 def _caution(pairs: Sequence[Pair], old: float, new: float) -> str:
     """Say so if the test images are too few to tell two means apart, as if each model had seen others."""
-    tested = sum(client.test for one, _ in pairs if one.partition for client in one.partition.clients)
+    partition = pairs[0][0].partition  # further seeds test mostly the same images once more
+    tested = sum(client.test for client in partition.clients) if partition else 0
     if not tested or abs(new - old) >= SURE * math.sqrt((old * (1 - old) + new * (1 - new)) / tested):
         return ""
-    return f" With {tested:,} test images in all, a difference this small may be chance: run more seeds (seed=[0,1,2])."
+    return f" With {tested:,} test images in all, a difference this small may be chance; more seeds say more."
 
 
 def _do(clients: int) -> str:
