@@ -16,6 +16,7 @@ from statistics import mean
 from typing import Any
 
 from fedapt_results import fedapt_tables
+from field_results import field_page
 from relic_results import RELIC, audit_table, rates_table, relic_table, words_table
 from result_cells import RESULTS, best_rate, markdown, outcome, seeds, signed, spread, two
 
@@ -57,13 +58,6 @@ PERSONAL, PRINTED = ("pfedvpt-personal", "pfedvpt-dermoscopic"), "office-prompts
 # Table 2 with the prompt; without it, its cells are those of Table 1
 PLUGIN, ALONE = "pfedpt-t2-cifar10", "pfedpt-t1-cifar10"
 FEDAPT = "fedapt-office"
-FIELD = (
-    *("field-s5-office", "field-s3-pets"),
-    *("field-shops-personal", "field-shops-global", "field-shops-novel", "field-shops-unseen", "field-shops-newcomers"),
-)
-# what the first measure of a table of the field is of
-FIRST = {"mean": "own images", "deployed": "everyone's images", "newcomers": "newcomers", "unseen": "the unseen shop"}
-COST = ("sent", "seconds", "memory", "rounds95")
 
 
 def summary(folder: str, name: str) -> dict[str, Any] | None:
@@ -210,65 +204,6 @@ def further_rows() -> list[str]:
     return markdown(title, list(zip(names, map(list, zip(*rows, strict=True)), strict=True)))
 
 
-def field_table(folder: str, column: str) -> list[str]:
-    """Return one column of a table of the field: every method at its best rate, and the measures beside its mean.
-
-    What runs cost is in the leaderboard.
-    """
-    found = outcome(folder)
-    title = next(one["title"] for one in found["columns"] if one["name"] == column)
-    other = next((word for word in found.get("overrides", []) if word.startswith("data.name=")), "")
-    rows = [one for one in found["rows"] if one["column"] == column and one["ours"]["mean"] is not None]
-    best = [one["tuned"]["ours"] if one["tuned"] else one["ours"] for one in rows]
-    paired = {
-        one["row"]: f"{one['difference']:+.2f} ± {one['difference_error']:.2f}"
-        for one in found.get("statistics", {}).get("cells", [])
-        if one["column"] == column and one["difference_error"] is not None
-    }
-    parts = [
-        ("method", [one["title"] for one in rows]),
-        (f"{FIRST[found['measures'][0]]}, ± over seeds", [spread(ours) for ours in best]),
-        *([("− PromptFL, ± s.e.", [paired.get(one["row"], "") for one in rows])] if paired else []),
-        *((name, [two(ours["beside"][name]) for ours in best]) for name in found["measures"][1:] if name not in COST),
-        ("its rate", [best_rate(one["tuned"]) for one in rows]),
-        ("numbers sent a round", [f"{ours['traffic']['up_floats']:,}" for ours in best]),
-    ]
-    scenario = found["title"].removeprefix("The field, ").partition(" ")[0].rstrip(":")
-    return markdown(f"{scenario}: {title}{f', with {other}' if other else ''}", parts)
-
-
-def noise_table(folder: str) -> list[str]:
-    """Return the accuracy of every method by the noise that hides a client, or, for DP-FPL, an example."""
-    found = outcome(folder)
-    by_row: dict[str, list[dict[str, Any]]] = {}
-    for one in found["rows"]:
-        if one["ours"]["mean"] is not None:
-            by_row.setdefault(one["title"], []).append(one)
-    titles = [one["title"].removesuffix(" for a client") for one in found["columns"]][:4]
-    names = [f"{name}, an example" if "example" in rows[0]["column"] else name for name, rows in by_row.items()]
-    best = [[(one["tuned"] or one)["ours"] for one in rows] for rows in by_row.values()]
-    parts = [("method", names)]
-    parts += [(title, [spread(row[number]) for row in best]) for number, title in enumerate(titles)]
-    parts += [("worst client, ε = 8", [two(row[1]["beside"]["worst"]) for row in best])]
-    return markdown("S9: fashion-shops, Dir(0.3), 20 clients, by ε", parts)
-
-
-def shots_table(folder: str) -> list[str]:
-    """Return accuracy on own images, and the harmonic mean of everyone's classes and new ones, by shots."""
-    found = outcome(folder)
-    columns = [one["name"] for one in found["columns"]]
-    rows: dict[str, dict[str, dict[str, Any]]] = {}
-    for one in found["rows"]:
-        if one["ours"]["mean"] is not None:
-            rows.setdefault(one["title"], {})[one["column"]] = (one["tuned"] or one)["ours"]
-    parts = [("method", list(rows))]
-    for kind in ("own", "hm"):
-        for column in columns:
-            cells = [row[column]["mean"] if kind == "own" else row[column]["beside"]["hm"] for row in rows.values()]
-            parts.append((f"{kind}, {column.removeprefix('s')}", [two(cell) for cell in cells]))
-    return markdown("S4: fashion-shops, own images and harmonic mean, by shots", parts)
-
-
 def plugin_table(column: str) -> list[str]:
     """Return one column of pFedPT's Table 2: every method without and with the prompt, and what the prompt adds."""
     found, plain = outcome(PLUGIN), outcome(ALONE)
@@ -384,12 +319,6 @@ def relic_page() -> list[list[str]]:
     columns = [one["name"] for one in outcome(RELIC)["columns"]]
     quality = [*map(relic_table, columns), rates_table(), *map(words_table, columns)]
     return [*quality, audit_table()]
-
-
-def field_page() -> list[list[str]]:
-    """Return the field's tables."""
-    tables = [field_table(folder, one["name"]) for folder in FIELD for one in outcome(folder)["columns"]]
-    return [*tables, shots_table("field-shops-shots"), noise_table("field-shops-privacy")]
 
 
 PAGES = {
