@@ -1,4 +1,4 @@
-"""Bundles: they answer as the run does, hold nothing else, notice damage, and forget a client exactly."""
+"""Bundles: they answer as the run does, hold nothing else, and notice damage."""
 
 import json
 import random
@@ -8,43 +8,27 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 from safetensors import safe_open
 
-from promptfed.analysis import predict
-from promptfed.analysis.bundle import contents, forgetting
-from promptfed.analysis.bundle.contents import open_bundle, read_client, read_row, write_about
+from promptfed.analysis.bundle import contents
+from promptfed.analysis.bundle.contents import open_bundle, read_client, read_row
 from promptfed.analysis.bundle.forgetting import forget
 from promptfed.analysis.bundle.making import make_bundle
 from promptfed.core.errors import PromptFedError
-from promptfed.core.files import held
 from promptfed.runs import config, runner
 from promptfed.runs.finished import open_run
 from promptfed.sites import coordinator
 from promptfed.sites.settings import Federation
 from promptfed.sites.worker import Worker
+from support.bundles import CLIENTS, FAST, FROZEN, SMALL, answers, fails, noise, train
 from support.command import environment, promptfed, sentence
 from support.loopback import promptfed as command
 from support.sites_in_threads import Threads
 from support.tiny_runs import tiny, write_images
-
-CLIENTS = 4
-FAST = ("device=cpu", "rounds=2", "evaluate.after=false")
-SMALL = ("fedavg", "pfedpt", "fedbabu", "fedrep", "fedrod", "fedmtl", "moon")  # on a tiny backbone that is trained
-FROZEN = {
-    "pfedpg": "vit",
-    "head-probe": "vit",
-    "vit-full": "vit",
-    "promptfl": "clip",
-    "fedapt": "clip",
-    "fed-cocoop": "clip",
-    "clip-zs": "clip",
-}
 
 
 @pytest.fixture(scope="module")
@@ -52,18 +36,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bundles")
     write_images(folder / "small.npz")
     write_images(folder / "large.npz", count=48, side=32)
-    return folder
-
-
-def train(base: Path, name: str, *more: str) -> Path:
-    """Return the folder of a finished run, trained unless it is there."""
-    method, folder = name.removesuffix("+pt"), base / name
-    words = [*tiny(base / "small.npz"), *FAST, *(["prompt.kind=frame", "prompt.size=1"] if method != name else [])]
-    if name in FROZEN:
-        words = [f"data.name=npz:{base / 'large.npz'}", f"clients={CLIENTS}", "partition.name=iid", *FAST, "rounds=1"]
-        words = [*words, f"backbone.name={FROZEN[name]}", *(["method.epochs=1"] if name != "clip-zs" else [])]
-    if not folder.exists():
-        runner.run(method, out=folder, overrides=(*words, *more))
     return folder
 
 
@@ -83,21 +55,6 @@ def own(made: Path, tmp_path: Path) -> Path:
     """Return a copy that a test may change."""
     shutil.copytree(made, tmp_path / "own")
     return tmp_path / "own"
-
-
-def noise(count: int, shape: tuple[int, int]) -> Any:
-    return np.random.default_rng(7).integers(0, 256, (count, *shape, 3), np.uint8)
-
-
-def answers(source: Path, client: int | None, count: int = 5) -> torch.Tensor:
-    model = predict.load(source, client, "cpu")
-    return predict.probabilities(model, noise(count, model.shape))
-
-
-def fails(source: Path, client: int | None = 0) -> str:
-    with pytest.raises(PromptFedError) as raised:
-        answers(source, client)
-    return str(raised.value)
 
 
 # -- the same answers ---------------------------------------------------------------------------------------------
@@ -280,74 +237,6 @@ def test_a_sealed_bundle_json_that_describes_no_bundle_is_refused(own: Path) -> 
     for wrong in ({"format": 1}, outside, about | {"more": 1}, about | {"shape": 3}, about | {"clients": {"a": {}}}):
         (own / contents.ABOUT).write_text(contents._sealed(wrong))
         assert "is damaged" in fails(own)
-
-
-# -- forgetting ---------------------------------------------------------------------------------------------------
-
-
-def test_a_forgotten_client_is_gone_and_the_others_stay(own: Path) -> None:
-    before = {client: answers(own, client) for client in range(CLIENTS)}
-    bundle = open_bundle(own)
-    gone = [contents.raw(value) for value in read_row(own, bundle, 2).values()]
-    words = [bundle.clients[2].sha256.encode(), *gone]
-    assert all(any(word in path.read_bytes() for path in own.iterdir()) for word in words)
-    assert promptfed("forget", own, "--client", 2).out == f"{own}: client 2 is removed; 3 left\n"
-    files = sorted(own.iterdir())
-    assert [path.name for path in files] == [contents.ABOUT, "clients-1.safetensors", contents.SHARED]
-    assert not [word for word in words if any(word in path.read_bytes() for path in files)]
-    assert "2" not in json.loads((own / contents.ABOUT).read_text())["clients"]
-    for client in (0, 1, 3):
-        assert torch.equal(answers(own, client), before[client])
-    assert fails(own, 2) == f"{own} has no client 2; it has 0, 1, 3."
-
-
-def test_all_but_the_last_client_can_be_forgotten(own: Path) -> None:
-    before = answers(own, 3)
-    for client in range(3):
-        forget(own, client)
-    assert torch.equal(answers(own, 3), before)
-    assert torch.equal(answers(own, None), before)  # the only one left needs no number
-    assert "Client 3 is the only one" in sentence(promptfed("forget", own, "--client", 3))
-    assert "has no client 0; it has 3." in sentence(promptfed("forget", own, "--client", 0))
-    assert "is not a bundle" in sentence(promptfed("forget", own.parent, "--client", 0))
-
-
-def test_a_run_is_told_from_a_bundle(run: Path) -> None:
-    said = sentence(promptfed("forget", run, "--client", 0))
-    assert said.endswith(f"bundle.json is missing; make one by promptfed bundle {run} --out DIR.\n")
-
-
-def test_a_power_cut_while_forgetting_leaves_one_bundle_or_the_other(
-    own: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before, real = answers(own, 1), write_about
-
-    def cut(folder: Path, bundle: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(forgetting, "write_about", cut)
-    with pytest.raises(KeyboardInterrupt):
-        forget(own, 2)
-    assert torch.equal(answers(own, 1), before)
-    assert list(open_bundle(own).clients) == [0, 1, 2, 3]
-
-    def late(folder: Path, bundle: Any) -> None:
-        real(folder, bundle)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(forgetting, "write_about", late)
-    with pytest.raises(KeyboardInterrupt):
-        forget(own, 2)
-    monkeypatch.setattr(forgetting, "write_about", real)
-    assert torch.equal(answers(own, 1), before)
-    with pytest.raises(PromptFedError, match="has no client 2"):
-        forget(own, 2)
-    assert not (own / contents.CLIENTS).exists()  # what was left over is removed
-
-
-def test_two_processes_do_not_change_one_bundle(own: Path) -> None:
-    with held(own / contents.ABOUT, wait=False), pytest.raises(PromptFedError, match="Another process is changing"):
-        forget(own, 1)
 
 
 # -- sites --------------------------------------------------------------------------------------------------------
