@@ -131,7 +131,9 @@ def test_what_came_of_pfedvpt_with_many_photographs() -> None:
     rows = read_table(RESULTS / "pfedvpt-dermoscopic")["rows"]
     tuned = {one["row"]: one["tuned"]["ours"]["mean"] for one in rows if one["tuned"]}
     found = {row: mean for row, mean in tuned.items() if mean is not None}
-    assert sorted(found, key=lambda row: found[row], reverse=True) == ["head-probe", "vit-tuning", "prior"]
+    order = sorted(found, key=lambda row: found[row], reverse=True)
+    assert order[:5] == ["pfedpg", "singleset-vpt", "fedvpt", "fedrep", "head-probe"]  # heads of their own, all of them
+    assert len(order) == 14
 
 
 def test_what_came_of_the_authors_own_clients() -> None:

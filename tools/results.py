@@ -12,6 +12,7 @@ beside it with what `promptfed quality` and `promptfed audit` found.
 import json
 import re
 import sys
+from collections.abc import Collection
 from statistics import mean
 from typing import Any
 
@@ -19,6 +20,8 @@ from fedapt_results import fedapt_tables
 from field_results import field_page
 from relic_results import RELIC, audit_table, rates_table, relic_table, words_table
 from result_cells import RESULTS, best_rate, markdown, outcome, seeds, signed, spread, two
+
+from promptfed.papers.statistics import standard_error
 
 SEEDS = range(5)
 DEMO_SEEDS = range(3)
@@ -54,6 +57,8 @@ PFEDPT = (
 )
 # Table 1 again, on the authors' own clients and measured as they measure
 AUTHORS = ("pfedpt-t1-authors-dirichlet", "pfedpt-t1-authors-iid", "pfedpt-t1-authors-pathological")
+# those of our own comparison that pFedPG's page shows as well
+PROMPTED = ("head-probe", "singleset-vpt", "fedavg", "fedrep", "fedvpt", "pfedpg")
 PERSONAL, PRINTED = ("pfedvpt-personal", "pfedvpt-dermoscopic"), "office-prompts"
 # Table 2 with the prompt; without it, its cells are those of Table 1
 PLUGIN, ALONE = "pfedpt-t2-cifar10", "pfedpt-t1-cifar10"
@@ -164,27 +169,36 @@ def authors_table(folder: str) -> list[str]:
     return markdown(f"{found['title']}, {found['columns'][0]['title']}, the authors' own clients", parts)
 
 
-def personal_table(folder: str, column: str) -> list[str]:
+def personal_table(folder: str, column: str, only: Collection[str] = ()) -> list[str]:
     """Return what is built from a frozen backbone's parts: each at its best rate, its worst client, its bytes."""
     found = outcome(folder)
     title = next(one["title"] for one in found["columns"] if one["name"] == column)
     runs = json.loads((RESULTS / folder / "runs.json").read_text(encoding="utf-8")).values()
     rows = [one for one in found["rows"] if one["column"] == column and one["tuned"]["ours"]["mean"] is not None]
+    rows = [one for one in rows if not only or one["row"] in only]
     tuned = [one["tuned"]["ours"] for one in rows]
     worst = []
     for ours in tuned:
         hashes = {(recipe, int(seed)) for seed, recipe in ours["recipe_hashes"].items()}
         each = [min(run["per_client"]) for run in runs if (run["recipe_hash"], run["seed"]) in hashes]
         worst.append(100 * mean(each))
+    alone = next(ours for one, ours in zip(rows, tuned, strict=True) if one["row"] == "head-probe")
     parts = [
         ("method", [one["title"] for one in rows]),
         ("mean, ± over seeds", [spread(ours) for ours in tuned]),
+        ("− own head, ± s.e.", ["" if ours is alone else paired(ours, alone) for ours in tuned]),
         ("worst client", [two(value) for value in worst]),
         ("its rate", [best_rate(one["tuned"]) for one in rows]),
         ("at rate 0.1", [two(one["ours"]["mean"]) if one["row"] not in ("fedavg", "fedrep") else "" for one in rows]),
         ("numbers sent a round", [f"{ours['traffic']['up_floats']:,}" for ours in tuned]),
     ]
     return markdown(title, parts)
+
+
+def paired(ours: dict[str, Any], other: dict[str, Any]) -> str:
+    """Return how far one row is above another, seed by seed, with the standard error of that mean."""
+    gaps = [value - other["by_seed"][seed] for seed, value in ours["by_seed"].items()]
+    return f"{mean(gaps):+.2f} ± {standard_error(gaps):.2f}"
 
 
 def further_rows() -> list[str]:
@@ -306,6 +320,7 @@ def pfedpt_page() -> list[list[str]]:
 def pfedpg_page() -> list[list[str]]:
     """Return pFedPG's tables."""
     tables = [paper_table(folder) for folder in PFEDPG] + [grid_table(folder) for folder in GRIDS]
+    tables.append(personal_table("pfedvpt-dermoscopic", "dermoscopic", PROMPTED))
     return tables + [cifar_table(column) for column in CIFAR]
 
 

@@ -106,13 +106,31 @@ def test_whole_models_are_a_rival_where_there_are_many_images() -> None:
     assert "shops/whole" in advise(FOUR, may).method.evidence
 
 
-def test_sites_with_many_images_hear_of_heads_of_their_own() -> None:
-    few, many = (advise(replace(FOUR, training=(count,) * 4), NOTHING).method for count in (999, 1000))
-    told = [f"dermoscopic/{row}" for row in ("alone", "head", "shares")]
-    assert [name for name in many.evidence if name not in few.evidence] == told
-    assert "run head-probe first" in " ".join(many.why)
-    best = [EVIDENCE[name].percent for name in told]
-    assert best == sorted(best, reverse=True)
+def test_sites_with_many_images_get_prompts_of_their_own() -> None:
+    few, many = (replace(FOUR, training=(count,) * 4) for count in (999, 1000))
+    assert proposed(few)["method"] == "pfedvpt"
+    found = proposed(many)
+    assert (found["method"], found["method.preset"], found["method.tokens"]) == ("pfedpg", "tuned", "4")
+    assert (found["rounds"], found["schedule.name"], found["method.lr"]) == ("10", "cosine", "0.003")
+    told = [EVIDENCE[name].percent for name in advise(many, NOTHING).method.evidence]
+    assert told == sorted(told, reverse=True)
+    assert proposed(replace(APART, training=(1000,) * 4))["method"] == "head-probe"
+
+
+def test_a_prompt_that_nobody_sees_is_learned_alone() -> None:
+    many = replace(FOUR, training=(1000,) * 4)
+    alone = proposed(many, Wishes(private=True))
+    assert (alone["method"], "guards.secure" in alone) == ("singleset-vpt", False)
+    assert "Nothing is sent" in " ".join(advise(many, Wishes(private=True)).recipe.why)
+    assert "gets a prompt made for it" in " ".join(advise(many, Wishes(newcomers=1)).method.why)
+
+
+def test_rivals_have_a_schedule_where_it_was_measured() -> None:
+    many = advise(replace(FOUR, training=(1000,) * 4), Wishes(whole_models=True))
+    head, whole = map(keys_of, many.against)
+    assert (head["schedule.name"], head["method.lr"]) == ("cosine", "0.003")
+    assert "schedule.name" not in whole
+    assert "shops/whole" in many.evidence
 
 
 # -- clients --------------------------------------------------------------------------------------------------------

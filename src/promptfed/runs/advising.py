@@ -14,10 +14,12 @@ from promptfed.data.outline import DataFacts, describe
 from promptfed.runs.evidence import EVIDENCE, SENT, Measured
 
 DINO, CLIP = "facebook/dinov2-small", "openai/clip-vit-base-patch16"
+TOKENS = 4  # of a prompt
+ALONE = ("head-probe", "singleset-vpt")  # methods that send nothing
 TEXT = "fedkgcoop"  # the method for classes that training never names
 SIZES = (98, 112, 224)  # pixels at which our runs of DINOv2 were
 FEW = 50  # training images per client: fewer call for small batches
-MANY = 1000  # training images per client: enough to train a whole network
+MANY = 1000  # training images per client: enough for a prompt and a head of its own, or to train a whole network
 EACH = 10  # training images that a client should have, where the number of clients is open
 MOST = 20  # clients, where the number is open
 ALIKE = 0.1  # label skew below which sites have the classes in similar proportions
@@ -133,6 +135,8 @@ def choose_method(facts: DataFacts, wishes: Wishes, clients: int) -> Decision:
         return Decision({"method.name": "head-probe"}, ("There is one client, so there is nobody to learn with.",))
     if len(facts.sites) > 1 and facts.shared == 0:
         return _own_heads()
+    if _each(facts, clients) >= MANY:
+        return _own_prompts(wishes)
     return _shared_head(facts, wishes, clients)
 
 
@@ -167,6 +171,35 @@ def _own_heads() -> Decision:
     )
 
 
+_WHOLE_SAID = ("shops/whole", "shops/head")
+_WHOLE = (
+    "Only where the backbone did not know the images was training all of it far ahead of a head: "
+    f"{EVIDENCE['shops/whole']} to {EVIDENCE['shops/head']} with 1,500 photographs a site."
+)
+
+
+def _own_prompts(wishes: Wishes) -> Decision:
+    said = EVIDENCE
+    why = [
+        f"A client has {MANY:,} training images or more, enough to tune a prompt and a head of its own on a frozen "
+        "backbone.",
+        f"On Dermoscopic-FL, where it is so too, pFedPG's prompts reached {said['dermoscopic/pfedpg']}, with four "
+        f"tokens and Adam on the server; prompts learned alone {said['dermoscopic/prompt']}, heads alone "
+        f"{said['dermoscopic/alone']}, FedAvg of whole models {said['dermoscopic/fedavg']}, a shared head "
+        f"{said['dermoscopic/head']}. Those are three sites.",
+    ]
+    names = tuple(f"dermoscopic/{row}" for row in ("pfedpg", "prompt", "alone", "fedavg", "head"))
+    if wishes.whole_models:
+        why.append(_WHOLE)
+        names += _WHOLE_SAID
+    if wishes.private:
+        why.append("pFedPG's server needs every client's answer, so here nothing is sent, and each prompt stays alone.")
+        return Decision({"method.name": "singleset-vpt", "method.tokens": TOKENS}, tuple(why), names)
+    if wishes.newcomers:
+        why.append("A site that joins gets a prompt made for it; nobody else's changes.")
+    return Decision({"method.name": "pfedpg", "method.preset": "tuned", "method.tokens": TOKENS}, tuple(why), names)
+
+
 def _shared_head(facts: DataFacts, wishes: Wishes, clients: int) -> Decision:
     said = EVIDENCE
     alike = clients == len(facts.sites) and facts.skew < ALIKE
@@ -185,13 +218,6 @@ def _shared_head(facts: DataFacts, wishes: Wishes, clients: int) -> Decision:
         f"Prompt tokens added nothing to it there: {said[f'{setting}/prompt']}.",
     ]
     names = [f"{setting}/{row}" for row in ("shares", "alone", "fedavg", "head", "prompt")]
-    if _each(facts, clients) >= MANY:
-        why.append(
-            f"But a client has {MANY:,} training images or more. On Dermoscopic-FL, where it is so too, heads of their "
-            f"own were ahead: {said['dermoscopic/alone']} alone, {said['dermoscopic/head']} with a shared head and "
-            f"{said['dermoscopic/shares']} with class shares too. So run head-probe first."
-        )
-        names += [f"dermoscopic/{row}" for row in ("alone", "head", "shares")]
     if wishes.newcomers:
         why.append(
             "A site that joins takes the head as it is and counts its own classes. Two newcomers to eighteen clients "
@@ -202,11 +228,9 @@ def _shared_head(facts: DataFacts, wishes: Wishes, clients: int) -> Decision:
         why.append(
             "Whole models may travel, but among twenty people with twenty photographs each FedAvg sent "
             f"{SENT['people/fedavg']:,} numbers a round and reached {said['people/fedavg']}, the head "
-            f"{SENT['people/shares']:,} and {said['people/shares']}. Only where the backbone did not know the images "
-            "was training all of it far ahead of a head: "
-            f"{said['shops/whole']} to {said['shops/head']} with 1,500 photographs a site."
+            f"{SENT['people/shares']:,} and {said['people/shares']}. {_WHOLE}"
         )
-        names += ["people/fedavg", "people/shares", "shops/whole", "shops/head"]
+        names += ["people/fedavg", "people/shares", *_WHOLE_SAID]
     return Decision({"method.name": "pfedvpt", "method.tokens": 0}, tuple(why), tuple(dict.fromkeys(names)))
 
 
@@ -249,6 +273,9 @@ def choose_training(facts: DataFacts, method: str, clients: int) -> Decision:
     if method == TEXT:
         keys: Keys = {"rounds": 50, "method.epochs": 1, "method.batch": 32, "method.lr": 0.002}
         return Decision(keys, ("50 rounds of one epoch are the protocol of our benchmark (field/s3-novel).",))
+    if _each(facts, clients) >= MANY:
+        keys = {"rounds": 10, "schedule.name": "cosine", "method.epochs": 1, "method.batch": 64, "method.lr": 0.003}
+        return Decision(keys, ("10 rounds of one epoch at a rate that falls from 0.003 suited Dermoscopic-FL.",))
     few = _each(facts, clients) < FEW
     alone = method == "head-probe"
     rate = 0.01 if alone and not few else 0.1
@@ -278,7 +305,7 @@ def choose_reading(facts: DataFacts, wishes: Wishes, method: str, clients: int) 
         keys["data.skip_corrupt"] = True
         many = f"{facts.broken:,} files" if facts.broken > 1 else "One file"
         why.append(f"{many} cannot be read; data.skip_corrupt=true leaves {'them' if facts.broken > 1 else 'it'} out.")
-    if wishes.private and method == "head-probe":
+    if wishes.private and method in ALONE:
         why.append("Nothing is sent, so there is nothing to protect on the way.")
     elif wishes.private and min(clients - wishes.newcomers, wishes.newcomers or clients) < 2:
         why.append("Secure aggregation hides a client among others, and in some rounds there would be only one.")
@@ -342,7 +369,7 @@ def _rivals(keys: Keys, facts: DataFacts, wishes: Wishes, method: str, clients: 
     """Return what the proposal should be compared with, on the same images and clients."""
     if method == "head-probe":
         return []
-    plain = {key: value for key, value in keys.items() if not key.startswith(("guards.", "method."))}
+    plain = {key: value for key, value in keys.items() if not key.startswith(("guards.", "method.", "schedule."))}
     if method == TEXT:
         # a site with more classes than the novel half has must have one of the base half
         rehearsed = min(facts.held) > facts.classes // 2

@@ -75,9 +75,12 @@ EVIDENCE = MappingProxyType(
         "office/shares": _office(97.67, "prior"),
         "office/prompt": _office(96.65, "shared"),
         # three sites with 1,144 to 2,708 photographs of three classes; DINOv2 ViT-S/14 at 112 pixels
-        "dermoscopic/alone": _dermoscopic(79.13, "head-probe"),
-        "dermoscopic/head": _dermoscopic(77.28, "vit-tuning"),
-        "dermoscopic/shares": _dermoscopic(76.15, "prior"),
+        "dermoscopic/pfedpg": _dermoscopic(81.33, "pfedpg"),
+        "dermoscopic/prompt": _dermoscopic(80.83, "singleset-vpt"),
+        "dermoscopic/alone": _dermoscopic(79.18, "head-probe"),
+        "dermoscopic/fedavg": _dermoscopic(77.41, "fedavg"),
+        "dermoscopic/head": _dermoscopic(77.15, "vit-tuning"),
+        "dermoscopic/shares": _dermoscopic(75.98, "prior"),
         # people and Office at rate 0.1
         "people/rate": Measured(89.66, "pfedvpt-personal", "people", "prior", "pfedvpt.md"),
         "office/rate": Measured(97.72, "pfedvpt-personal", "office", "prior", "pfedvpt.md"),
