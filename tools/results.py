@@ -320,7 +320,8 @@ def pfedpt_page() -> list[list[str]]:
 def pfedpg_page() -> list[list[str]]:
     """Return pFedPG's tables."""
     tables = [paper_table(folder) for folder in PFEDPG] + [grid_table(folder) for folder in GRIDS]
-    tables.append(personal_table("pfedvpt-dermoscopic", "dermoscopic", PROMPTED))
+    shown = (("pfedvpt-personal", "office"), ("pfedvpt-dermoscopic", "dermoscopic"))
+    tables += [personal_table(folder, column, PROMPTED) for folder, column in shown]
     return tables + [cifar_table(column) for column in CIFAR]
 
 

@@ -12,6 +12,7 @@ from promptfed.core import tree
 from promptfed.core.errors import PromptFedError
 from promptfed.core.options import make
 from promptfed.core.tree import Tree
+from promptfed.methods.fedavg import FedAvg
 from promptfed.methods.fedbabu import FedBABU
 from support.toys import WHITE, FrozenTokens, dataset, graded, numbered, rng, shards, task
 
@@ -54,6 +55,8 @@ def test_one_round_by_hand() -> None:
 def test_a_client_tunes_what_it_is_told(tune: Part, tuned: Tree) -> None:
     data = shards(dataset([WHITE], [0]), [1]).data([0], 0, stacked=False)
     torch.testing.assert_close(replace(ONE_STEP, tune=tune).adapt(TASK, model(), {}, data), tuned)
+    alike = FedAvg(lr=1.0, batch=1, tune_epochs=1, tune=tune)  # whose tuning is the same
+    torch.testing.assert_close(alike.adapt(TASK, model(), {}, data), tuned)
 
 
 def test_epochs_of_tuning() -> None:

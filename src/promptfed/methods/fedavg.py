@@ -5,9 +5,11 @@ Paper symbol -> name: w -> server, E -> epochs, B -> batch, η -> lr, n_k -> fac
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from promptfed.core import Count, Data, Method, NonNegative, Positive, Rng, Task, Traits, Tree, Whole, local, tree
+
+HEAD = ("head.weight", "head.bias")
 
 
 @dataclass(frozen=True)
@@ -25,11 +27,13 @@ class FedAvg(Method):
     clip: NonNegative = 0.0  # of a client's gradient; 0: none
     drop_last: bool = False
     tune_epochs: Whole = 0  # of the final model on each client's own images, before the test
+    tune: Literal["all", "head", "body"] = "all"  # what of it these epochs move
 
     @property
     def traits(self) -> Traits:
         """Say that there may be no fine-tuning."""
-        return Traits(adapts=self.tune_epochs > 0, testing=("tune_epochs",), adapting=("tune_epochs",))
+        tuning = ("tune_epochs", "tune")
+        return Traits(adapts=self.tune_epochs > 0, testing=tuning, adapting=tuning)
 
     # -- what is learned, and where it lives ------------------------------------
     def init_server(self, task: Task, rng: Rng) -> Tree:
@@ -46,7 +50,9 @@ class FedAvg(Method):
 
     # -- what a client deploys --------------------------------------------------
     def adapt(self, task: Task, down: Tree, personal: Tree, data: Data) -> Tree:
-        """Return w after `tune_epochs` more epochs on TRAINING images of the client."""
+        """Return w after `tune_epochs` more epochs of w, or of a part of it, on TRAINING images of the client."""
+        part = {"all": down, "head": tree.pick(down, HEAD), "body": tree.drop(down, HEAD)}[self.tune]
         batches = data.batches("tune", size=self.batch, epochs=self.tune_epochs, drop_last=self.drop_last)
         rates = local.Rates(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, clip=self.clip)
-        return down | tree.pick(local.sgd(self.loss, task, batches, start=down, params=down, **rates), down)
+        tuned = local.sgd(self.loss, task, batches, start=down, params=part, hold=tree.drop(down, part), **rates)
+        return down | tree.pick(tuned, part)

@@ -112,6 +112,7 @@ ADDED_KEYS = {
     "domain-dirichlet:partition.balanced": False,
     "evaluate.metric": "accuracy",
     "method.tune_epochs": 0,
+    "fedavg:method.tune": "all",
     "method.test_prompt": "own",
     **{f"{name}:method.rest": "sum" for name in ("fedapt", "promptfl", "fedclip")},
     **{f"{name}:method.intra": "kl" for name in ("promptfl", "fedclip")},
