@@ -234,8 +234,8 @@ def test_the_variants_of_pfedpts_table_1() -> None:
     assert dropping.paper == {column.name: babu.paper[column.name] for column in table.columns}
     for row in rows:
         method = row.recipe["method"]
-        plain = {key: value for key, value in method.items() if key != "tune_epochs"}
-        tried.add((method["name"], method.get("mu"), method.get("tune_epochs", 0)))
+        plain = {key: value for key, value in method.items() if key not in ("tune_epochs", "tune")}
+        tried.add((method["name"], method.get("mu"), method.get("tune_epochs", 0), method.get("tune", "all")))
         twin = f"{method['name']}{'-tuned' if 'tune_epochs' in method else ''}"
         assert row.paper == {column.name: printed_there[twin][column.name] for column in table.columns}
         assert {**plain, "mu": 0} == {
@@ -243,9 +243,10 @@ def test_the_variants_of_pfedpts_table_1() -> None:
             "mu": 0,
         }
     assert tried == {
-        *(("fedavg", None, epochs) for epochs in (5, 50)),
-        *(("fedprox", 1e-4, epochs) for epochs in (5, 50)),
-        *(("moon", mu, epochs) for mu in (0.0, 0.1, 1.0) for epochs in (0, 5, 50)),
+        *(("fedavg", None, epochs, "all") for epochs in (1, 5, 50)),
+        *(("fedavg", None, 5, part) for part in ("head", "body")),
+        *(("fedprox", 1e-4, epochs, "all") for epochs in (5, 50)),
+        *(("moon", mu, epochs, "all") for mu in (0.0, 0.1, 1.0) for epochs in (0, 5, 50)),
     }
     shared = {column.name: column.recipe for column in first.columns}
     assert {column.name: column.recipe for column in table.columns} == {
