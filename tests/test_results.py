@@ -147,8 +147,8 @@ def test_what_came_of_the_authors_own_clients() -> None:
             gaps[one["row"]] = abs(alike - told((one["paper"] or {"mean": None})["mean"]))
         near[column] = (sum(gap < 2 for gap in gaps.values()), len(gaps))
         starred = {name for name, gap in gaps.items() if gap >= 2 and name.endswith("-tuned")}
-        assert starred == ({"fedavg-tuned", "fedprox-tuned", "moon-tuned"} if len(gaps) == 13 else set())
-    assert near == {"dirichlet": (10, 13), "iid": (6, 13), "pathological": (3, 4)}
+        assert starred == {"fedavg-tuned", "fedprox-tuned", "moon-tuned"}
+    assert near == {"dirichlet": (10, 13), "iid": (6, 13), "pathological": (8, 13)}
 
 
 def test_the_readme_opens_with_the_demo_as_it_came_out() -> None:
@@ -205,8 +205,15 @@ def test_what_came_of_pfedpts_table() -> None:
     assert all(told(one["ours"]["weighted"]) > told(other["ours"]["weighted"]) for one, other in pairs)
     (timing,) = read_table(RESULTS / "pfedpt-t1-cifar10")["sittings"]
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"takes {timing['seconds'] / 60:.0f} minutes" in readme
-    assert f"{ours['path-cnn', 'pfedpt']:.2f} % with pFedPT and {ours['path-cnn', 'fedavg']:.2f} % with" in readme
+    assert f"table of {len(ours)} runs takes {timing['seconds'] / 60:.0f} minutes" in readme
+
+
+def test_the_readme_tells_what_came_of_the_authors_own_clients(results: ModuleType) -> None:
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    received, adapted = (cells(row) for row in results.near_table()[4:6])
+    assert received[-1] == "22 of 24"
+    assert adapted[-1] == "2 of 15"
+    assert "22 of the 24 cells" in readme
 
 
 def test_what_came_of_pfedpts_table_on_cifar100() -> None:
@@ -370,7 +377,7 @@ def test_pfedpts_runs_are_those_of_the_tables_with_the_keys_the_page_names(name:
     cells_now = find_table(found["table"]).cells()
     for entry in found["rows"]:
         cell = cells_now[f"{entry['column']}/{entry['row']}"]
-        older = "authors" not in name
+        older = "authors" not in name and "variants" not in name
         words = ["partition.draw=seed", "evaluate.every=10"] if older else []
         if older and cell.recipe["partition"]["name"] == "pfllib-iid":
             words.append("partition.balanced=false")

@@ -57,6 +57,8 @@ PFEDPT = (
 )
 # Table 1 again, on the authors' own clients and measured as they measure
 AUTHORS = ("pfedpt-t1-authors-dirichlet", "pfedpt-t1-authors-iid", "pfedpt-t1-authors-pathological")
+NEAR = 2  # points
+VARIANTS = "pfedpt-t1-variants"
 # those of our own comparison that pFedPG's page shows as well
 PROMPTED = ("head-probe", "singleset-vpt", "fedavg", "fedrep", "fedvpt", "pfedpg")
 PERSONAL, PRINTED = ("pfedvpt-personal", "pfedvpt-dermoscopic"), "office-prompts"
@@ -167,6 +169,36 @@ def authors_table(folder: str) -> list[str]:
         ("last round, mean of clients", [two(one["mean"]) for one in ours]),
     ]
     return markdown(f"{found['title']}, {found['columns'][0]['title']}, the authors' own clients", parts)
+
+
+def near_table() -> list[str]:
+    """Return how many cells on the authors' own clients are within two points of the print, by when they are tested."""
+    columns, found = [], {"as received, the best round": [], "adapted, after the last round": []}
+    for folder in AUTHORS:
+        columns.append(outcome(folder)["columns"][0]["title"].removesuffix(", CNN"))
+        rows = outcome(folder)["rows"]
+        for adapted, cells in zip((False, True), found.values(), strict=True):
+            ours = [(one["ours"], one["paper"]["mean"]) for one in rows if one["ours"]["adapted"] is adapted]
+            gaps = [one["weighted" if adapted else "best_weighted"] - paper for one, paper in ours]
+            cells.append((sum(abs(gap) < NEAR for gap in gaps), len(gaps)))
+    parts = [("tested", list(found))]
+    for number, column in enumerate(columns):
+        parts.append((column, [f"{cells[number][0]} of {cells[number][1]}" for cells in found.values()]))
+    parts.append(("all", ["{} of {}".format(*map(sum, zip(*cells, strict=True))) for cells in found.values()]))
+    return markdown("Cells within two points of the print, on the authors' own clients", parts)
+
+
+def variants_table() -> list[str]:
+    """Return what fine-tuning FedAvg in several ways gives, column by column, beside what is printed."""
+    found = outcome(VARIANTS)
+    titles = {one["row"]: one["title"] for one in found["rows"]}
+    parts = [("method", list(titles.values()))]
+    for column in found["columns"]:
+        rows = {one["row"]: one for one in found["rows"] if one["column"] == column["name"]}
+        title = column["title"].removesuffix(", CNN")
+        parts.append((f"{title}, paper", [two(rows[name]["paper"]["mean"]) for name in titles]))
+        parts.append((title, [two(rows[name]["ours"]["weighted"]) for name in titles]))
+    return markdown("FedAvg, fine-tuned after the last round, on the authors' own clients", parts)
 
 
 def personal_table(folder: str, column: str, only: Collection[str] = ()) -> list[str]:
@@ -311,7 +343,7 @@ def pfedvpt_page() -> list[list[str]]:
 
 def pfedpt_page() -> list[list[str]]:
     """Return pFedPT's tables: three methods on five splits, then the paper's own tables."""
-    tables = [authors_table(folder) for folder in AUTHORS] + [table(column) for column in COLUMNS]
+    tables = [*map(authors_table, AUTHORS), near_table(), variants_table(), *map(table, COLUMNS)]
     tables += [pfedpt_table(folder, one["name"]) for folder in PFEDPT for one in outcome(folder)["columns"]]
     tables += [plugin_table(one["name"]) for one in outcome(PLUGIN)["columns"]]
     return tables + [order_table(folder) for folder in PFEDPT if "-t8-" not in folder]  # which has two methods
