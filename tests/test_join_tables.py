@@ -1,4 +1,4 @@
-"""Parts of one table that were run apart are one table again, in its own order, and parts that do not fit are refused."""
+"""Parts of one table that were run apart are one table again, in its own order; parts that do not fit are refused."""
 
 import json
 from pathlib import Path
