@@ -173,7 +173,8 @@ def authors_table(folder: str) -> list[str]:
 
 def near_table() -> list[str]:
     """Return how many cells on the authors' own clients are within two points of the print, by when they are tested."""
-    columns, found = [], {"as received, the best round": [], "adapted, after the last round": []}
+    columns: list[str] = []
+    found: dict[str, list[tuple[int, int]]] = {"as received, the best round": [], "adapted, after the last round": []}
     for folder in AUTHORS:
         columns.append(outcome(folder)["columns"][0]["title"].removesuffix(", CNN"))
         rows = outcome(folder)["rows"]
