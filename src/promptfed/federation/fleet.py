@@ -245,14 +245,15 @@ def score_deployed(
     domains = shards.pool.domains[rows]
     sets = {"all": rows}
     if len(domain_names) > 1:
-        sets |= {name: rows[domains == number] for number, name in enumerate(domain_names)}
-    scores = {}
+        sets = {name: rows[domains == number] for number, name in enumerate(domain_names)}
+    sums = {}
     for name, chosen in sets.items():
         if len(chosen):
             data = shards.data([0], 0, "test", stacked=False)
-            sums = _tested_by_all(method, task, params, replace(data, rows=(chosen,)), ranks)
-            scores[name] = float(sums["correct"] / sums["count"])
-    return scores
+            sums[name] = _tested_by_all(method, task, params, replace(data, rows=(chosen,)), ranks)
+    if sums and "all" not in sums:  # every image is in one domain
+        sums = {"all": _sum(iter(sums.values())), **sums}
+    return {name: float(found["correct"] / found["count"]) for name, found in sums.items()}
 
 
 def _tested_by_all(method: Method, task: Task, params: Tree, data: ClientData, ranks: Ranks) -> Tree:
