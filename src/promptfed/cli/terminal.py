@@ -6,7 +6,7 @@ from rich.console import Console
 
 from promptfed.core.printable import printable
 
-console = Console()
+console = Console(emoji=False)  # a path may hold :cat:
 # the error numbers of a full disk, a file that is too large, and an exhausted quota
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
@@ -18,7 +18,7 @@ def say(sentence: str) -> None:
 
 def complain(sentence: str) -> None:
     """Print a sentence to standard error."""
-    Console(stderr=True).print(printable(sentence), soft_wrap=True, highlight=False, markup=False)
+    Console(stderr=True, emoji=False).print(printable(sentence), soft_wrap=True, highlight=False, markup=False)
 
 
 def describe_os_error(error: OSError) -> str:

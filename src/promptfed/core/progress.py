@@ -5,9 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
 from promptfed.core.printable import printable
 
 
@@ -36,18 +33,17 @@ def bar(what: str, total: float, *, unit: str = "count") -> Iterator[Advance]:
     if _hushed or not sys.stderr.isatty():
         yield _silent
         return
-    from rich.progress import DownloadColumn, TransferSpeedColumn
+    from rich import progress  # only here: a command that draws nothing starts without it
+    from rich.console import Console
 
-    amounts = [DownloadColumn(), TransferSpeedColumn()] if unit == "bytes" else [MofNCompleteColumn()]
-    columns = [
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        *amounts,
-        TimeElapsedColumn(),
-        TextColumn("eta"),
-    ]
-    with Progress(
-        *columns, TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False), console=Console(stderr=True)
+    text = progress.TextColumn
+    amounts: list[progress.ProgressColumn] = [progress.MofNCompleteColumn()]
+    if unit == "bytes":
+        amounts = [progress.DownloadColumn(), progress.TransferSpeedColumn()]
+    columns = [text("{task.description}", markup=False), progress.BarColumn(), *amounts]
+    columns += [progress.TimeElapsedColumn(), text("eta"), progress.TimeRemainingColumn()]
+    with progress.Progress(
+        *columns, text("{task.fields[note]}", markup=False), console=Console(stderr=True, emoji=False)
     ) as p:
         task = p.add_task(printable(what), total=total, note="")
         done, beside = 0.0, ""
