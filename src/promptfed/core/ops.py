@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from promptfed.core.kernels import patches
+from promptfed.core.kernels import convolved, dropped, patches
 from promptfed.core.kernels.patches import ALIGNED, padded
 
 LEAST = 1e-4  # less than any example counts: a batch without examples has a mean of 0
@@ -66,6 +66,20 @@ def max_pool2d(x: Tensor, size: int = 2) -> Tensor:
     """Largest value of every size×size window: x [..., O, H, W]."""
     folded = x.flatten(0, -4) if x.dim() > 4 else x
     return F.max_pool2d(folded, size).unflatten(0, x.shape[:-3]) if x.dim() > 4 else F.max_pool2d(folded, size)
+
+
+def conv_relu(x: Tensor, weight: Tensor, bias: Tensor, pool: int = 1) -> Tensor:
+    """Convolution, the largest value of every pool×pool window, and ReLU: shapes as in `conv2d` and `max_pool2d`."""
+    if pool <= 2 and convolved.fits(x, weight):
+        return convolved.conv2d(x, weight, bias, pool)
+    x = conv2d(x, weight, bias)
+    # after the pooling: the same numbers, a quarter of the work
+    return torch.relu(max_pool2d(x, pool) if pool > 1 else x)
+
+
+def dropout(x: Tensor, noise: Tensor, rate: float) -> Tensor:
+    """Return x, flattened to noise [..., B, D], with zeros where the noise is below the rate, and the rest enlarged."""
+    return (dropped.dropped if dropped.fits(x, noise) else dropped.written)(x, noise, rate)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-6) -> Tensor:
