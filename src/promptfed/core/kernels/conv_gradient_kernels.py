@@ -5,7 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from promptfed.core.kernels.conv_kernels import CLOSED, block, pixel, precision
-from promptfed.core.kernels.tiles import Tile
+from promptfed.core.kernels.tiles import Cut
 
 
 @triton.jit
@@ -244,7 +244,7 @@ def pulled(grad: Tensor, code: Tensor, size: tuple[int, int], pool: int, rows: i
 
 
 def to_weights(
-    x: Tensor, grad: Tensor, code: Tensor | None, kernel: int, pool: int, tile: Tile, portion: int, most: int = 64
+    x: Tensor, grad: Tensor, code: Tensor | None, kernel: int, pool: int, tile: Cut, portion: int, most: int = 64
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of weights [C, O, I, k, k] and bias [C, O].
 
@@ -278,7 +278,7 @@ def to_weights(
     return to_weight, to_bias
 
 
-def to_images(grad: Tensor, filters: Tensor, size: tuple[int, int], tile: Tile, most: int = 64) -> Tensor:
+def to_images(grad: Tensor, filters: Tensor, size: tuple[int, int], tile: Cut, most: int = 64) -> Tensor:
     """Return the gradient of images [C, B, H, W, I], given that of their convolution and filters [C, I, k, k, O]."""
     (clients, each, high, wide, outputs), (inputs, kernel) = grad.shape, filters.shape[1:3]
     out = grad.new_empty(clients, each, *size, inputs)
@@ -297,7 +297,7 @@ def to_images(grad: Tensor, filters: Tensor, size: tuple[int, int], tile: Tile, 
     return out
 
 
-def along_rows(grad: Tensor, filters: Tensor, size: tuple[int, int], tile: Tile) -> Tensor:
+def along_rows(grad: Tensor, filters: Tensor, size: tuple[int, int], tile: Cut) -> Tensor:
     """Return what `to_images` does, of filters with columns first [C, k, I, k, O]: for narrow images."""
     (clients, each, high, wide, outputs), (kernel, inputs) = grad.shape, filters.shape[1:3]
     out = grad.new_empty(clients, each, *size, inputs)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from promptfed.core.kernels.tiles import Tile
+from promptfed.core.kernels.tiles import Cut
 
 CLOSED = tl.constexpr(4)
 
@@ -97,7 +97,7 @@ def block(count: int, most: int) -> int:
     return min(most, max(16, 1 << (count - 1).bit_length()))
 
 
-def convolved(x: Tensor, filters: Tensor, bias: Tensor, pool: int, tile: Tile, most: int = 64) -> tuple[Tensor, Tensor]:
+def convolved(x: Tensor, filters: Tensor, bias: Tensor, pool: int, tile: Cut, most: int = 64) -> tuple[Tensor, Tensor]:
     """Convolve, pool windows of pool × pool and cut at zero: x [C, B, I, H, W], filters [C, O, k, k, I], bias [C, O].
 
     Returns [C, B, H', W', O] and the same in bytes, which say where it came from.

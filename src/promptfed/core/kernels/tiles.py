@@ -9,7 +9,7 @@ WIDEST = 64  # an image's row that is a part of a tile
 
 
 @dataclass(frozen=True)
-class Tile:
+class Cut:
     """How a matrix product is cut: rows and numbers that a program does at a time, and how many threads do it."""
 
     rows: int
@@ -18,16 +18,16 @@ class Tile:
     stages: int = 2
 
 
-def forward(weight: Tensor, pool: int) -> Tile:
+def forward(weight: Tensor, pool: int) -> Cut:
     """Return the tile of the convolution itself."""
     if weight.shape[2] < FEW:
-        return Tile(64 if pool > 1 else 128, 16)
-    return Tile(32 if pool > 1 else 128, 32, stages=3)
+        return Cut(64 if pool > 1 else 128, 16)
+    return Cut(32 if pool > 1 else 128, 32, stages=3)
 
 
-def weights(weight: Tensor) -> tuple[Tile, int]:
+def weights(weight: Tensor) -> tuple[Cut, int]:
     """Return the tile of the weights' gradient, and how many pixels of a client a program adds up."""
-    return Tile(32, 32 if weight.shape[2] < FEW else 128, stages=3), 1024
+    return Cut(32, 32 if weight.shape[2] < FEW else 128, stages=3), 1024
 
 
 def along_rows(weight: Tensor, size: tuple[int, int]) -> bool:
@@ -35,11 +35,11 @@ def along_rows(weight: Tensor, size: tuple[int, int]) -> bool:
     return weight.shape[2] < FEW and size[1] <= WIDEST
 
 
-def rows(weight: Tensor) -> Tile:
+def rows(weight: Tensor) -> Cut:
     """Return the tile of the images' gradient, if it is taken so."""
-    return Tile(128, 32, stages=3)
+    return Cut(128, 32, stages=3)
 
 
-def images(weight: Tensor) -> Tile:
+def images(weight: Tensor) -> Cut:
     """Return the tile of the images' gradient otherwise."""
-    return Tile(128, 32, stages=3)
+    return Cut(128, 32, stages=3)
