@@ -212,7 +212,8 @@ def test_convolutions_by_our_kernels_are_convolutions(clients: int, channels: in
     assert _distance(lambda x, *own: function(x.movedim(-1, -3), *own), last) < 1e-3
 
 
-POOLED = [(3, 8, 5, 12, 2), (20, 40, 3, 13, 2), (32, 64, 5, 14, 2), (70, 70, 3, 8, 1), (3, 32, 3, 9, 1)]
+# the first and the last add up weights by a kernel, whose programs share the pixels; the others by columns
+POOLED = [(3, 8, 5, 26, 2), (20, 40, 3, 13, 2), (32, 64, 5, 14, 2), (70, 70, 3, 8, 1), (3, 32, 3, 9, 1)]
 
 
 def _plain(x: Tensor, weight: Tensor, bias: Tensor, pool: int) -> Tensor:
@@ -238,17 +239,33 @@ def test_convolutions_with_pooling_and_relu_in_one_are_those_of_torch(
     assert _distance(lambda weight, bias: function(fixed.to(weight), weight, bias), shapes[1:]) < 1e-3
 
 
+def _with_gradients(function: Callable[..., Tensor], parts: Sequence[Tensor]) -> list[Tensor]:
+    """Return the result and the gradients of the sum of its squares, on the CPU."""
+    leaves = [part.requires_grad_() for part in parts]
+    out = function(*leaves)
+    return [part.detach().cpu() for part in (out, *torch.autograd.grad(out.square().sum(), leaves))]
+
+
 def test_convolutions_on_tensor_cores_are_near_those_of_torch() -> None:
+    def plain(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return (ops.conv_relu if x.is_cuda else _plain)(x, weight, bias, 1)
+
+    def pooled(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return (ops.conv_relu if x.is_cuda else _plain)(x, weight, bias, 2)
+
     draw = torch.Generator().manual_seed(0)
     x, weight, bias = (torch.randn(*shape, generator=draw) for shape in ((3, 2, 20, 9, 9), (3, 40, 20, 3, 3), (3, 40)))
+    parts = [x, weight / 13, bias + 10]  # with this bias ReLU lets everything through
+    want = [pooled(*parts), *_with_gradients(plain, parts)]
+    parts = [part.detach().cuda() for part in parts]
     torch.set_float32_matmul_precision("high")
     try:
-        assert convolved.fits(x.cuda(), weight.cuda())
-        got = ops.conv_relu(x.cuda(), weight.cuda(), bias.cuda(), 2).cpu()
+        assert convolved.fits(*parts[:2])
+        found = [pooled(*parts).cpu(), *_with_gradients(plain, parts)]
     finally:
         torch.set_float32_matmul_precision("highest")
-    want = _plain(x, weight, bias, 2)
-    assert (got - want).norm() / want.norm() < 3e-3
+    for got, one in zip(found, want, strict=True):
+        assert (got - one).norm() / one.norm() < 3e-3
 
 
 @pytest.mark.parametrize("shape", [(7,), (4, 129), (10, 1500)])

@@ -75,10 +75,7 @@ def _to_filters(
     OUTPUTS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Add up, over a portion of a client's pixels, what each number of a patch gives to the gradient of its filters.
-
-    With POOL, the gradient is that behind ReLU and pooling; without, that of the convolution itself.
-    """
+    """Add up, over a portion of a client's pixels, what each number of a patch gives to the gradient of its filters."""
     client, count = tl.program_id(2).to(tl.int64), KERNEL * KERNEL * CHANNELS
     tiles = tl.cdiv(outputs, OUTPUTS)
     number = tl.program_id(0) // tiles * NUMBERS + tl.arange(0, NUMBERS)
@@ -96,15 +93,12 @@ def _to_filters(
         start = image * of_image + down * of_row + across * of_column
         keep = (row < end)[:, None] & (number < count)[None, :]
         a = tl.load(x + start[:, None] + offset[None, :], mask=keep, other=0.0)
-        if POOL:
-            keep = ((row < end) & (down // POOL < high) & (across // POOL < wide))[:, None] & used
-            place = image * pull_image + down // POOL * pull_row + across // POOL * pull_column
-            pull = tl.load(grad + place[:, None] + output[None, :] * pull_channel, mask=keep, other=0.0)
-            place = ((client * each + image) * high + down // POOL) * wide + across // POOL
-            which = tl.load(code + place[:, None] * outputs + output[None, :], mask=keep, other=CLOSED)
-            pull = tl.where(which == (down % POOL * POOL + across % POOL)[:, None], pull, 0.0)
-        else:
-            pull = tl.load(grad + row[:, None] * outputs + output[None, :], mask=(row < end)[:, None] & used, other=0.0)
+        keep = ((row < end) & (down // POOL < high) & (across // POOL < wide))[:, None] & used
+        place = image * pull_image + down // POOL * pull_row + across // POOL * pull_column
+        pull = tl.load(grad + place[:, None] + output[None, :] * pull_channel, mask=keep, other=0.0)
+        place = ((client * each + image) * high + down // POOL) * wide + across // POOL
+        which = tl.load(code + place[:, None] * outputs + output[None, :], mask=keep, other=CLOSED)
+        pull = tl.where(which == (down % POOL * POOL + across % POOL)[:, None], pull, 0.0)
         total = tl.dot(tl.trans(a), pull, total, input_precision=PRECISION)
         gathered += tl.sum(pull, 0)
     shares += (client * tl.num_programs(1) + tl.program_id(1)) * (count + 1) * outputs
@@ -244,26 +238,20 @@ def pulled(grad: Tensor, code: Tensor, size: tuple[int, int], pool: int, rows: i
 
 
 def to_weights(
-    x: Tensor, grad: Tensor, code: Tensor | None, kernel: int, pool: int, tile: Cut, portion: int, most: int = 64
+    x: Tensor, grad: Tensor, code: Tensor, kernel: int, pool: int, tile: Cut, portion: int, most: int = 64
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of weights [C, O, I, k, k] and bias [C, O].
-
-    `grad` is that behind pooling and ReLU [C, B, O, H', W'] with its `code`, or that of the convolution
-    [C, B, H, W, O] if there is none.
-    """
+    """Return the gradients of weights [C, O, I, k, k] and bias [C, O], given that behind pooling [C, B, O, H', W']."""
     (clients, each, channels), (height, width) = x.shape[:3], (side - kernel + 1 for side in x.shape[3:])
-    outputs = grad.shape[-1] if code is None else grad.shape[2]
-    high, wide = (height, width) if code is None else code.shape[2:4]
-    steps = (grad.stride(0), 0, 0, 0, 0) if code is None else grad.stride()
+    high, wide, outputs = code.shape[2:]
     count, splits = kernel * kernel * channels, triton.cdiv(each * height * width, portion)
     most = block(outputs, most)
     shares = x.new_empty(clients, splits, count + 1, outputs)
     _to_filters[triton.cdiv(count, tile.numbers) * triton.cdiv(outputs, most), splits, clients](
-        *(x, grad, grad if code is None else code, shares, each, *x.stride(), *steps),
+        *(x, grad, code, shares, each, *x.stride(), *grad.stride()),
         *(high, wide, height, width, outputs, portion),
         CHANNELS=channels,
         KERNEL=kernel,
-        POOL=0 if code is None else pool,
+        POOL=pool,
         ROWS=tile.rows,
         NUMBERS=tile.numbers,
         OUTPUTS=most,

@@ -44,15 +44,14 @@ class _Convolved(torch.autograd.Function):
         from promptfed.core.kernels import conv_kernels, tiles
 
         filters = weight.permute(0, 1, 3, 4, 2).contiguous()
-        tile = tiles.forward(weight, pool)
-        out, code = conv_kernels.convolved(x, filters, bias.contiguous(), pool, tile)
+        out, code = conv_kernels.convolved(x, filters, bias.contiguous(), pool, tiles.forward(x, weight, pool))
         ctx.pool = pool
         ctx.save_for_backward(x, weight, bias, code)
         return out.permute(0, 1, 4, 2, 3)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        from promptfed.core.kernels import conv_gradient_kernels, tiles
+        from promptfed.core.kernels import conv_gradient_kernels, patch_kernels, tiles
 
         x, weight, bias, code = ctx.saved_tensors
         needs, kernel, pool = ctx.needs_input_grad, weight.shape[-1], ctx.pool
@@ -62,14 +61,19 @@ class _Convolved(torch.autograd.Function):
             found = iter(torch.autograd.grad(out, wanted, grads[0], create_graph=True))
             return tuple(next(found) if need else None for need in needs)
         size = (x.shape[-2] - kernel + 1, x.shape[-1] - kernel + 1)
-        pull, which = grads[0], code
+        of_weight, few = needs[1] or needs[2], tiles.has_few_channels(weight)
         to_x, to_weight, to_bias = None, None, None
-        if needs[0]:
-            pull, which = conv_gradient_kernels.pulled(pull, code, size, pool), None
-            to_x = _to_images(pull, weight, x.shape).permute(0, 1, 4, 2, 3)
-        if needs[1] or needs[2]:
-            tile, portion = tiles.weights(weight)
-            to_weight, to_bias = conv_gradient_kernels.to_weights(x, pull, which, kernel, pool, tile, portion)
+        if of_weight and few:
+            to_weight, to_bias = conv_gradient_kernels.to_weights(
+                x, grads[0], code, kernel, pool, *tiles.weights(weight)
+            )
+        if needs[0] or (of_weight and not few):
+            pull = conv_gradient_kernels.pulled(grads[0], code, size, pool)
+            if of_weight and not few:
+                columns = patch_kernels.columns(x, kernel, tiles.ALIGNED)
+                to_weight, to_bias = patches.to_weights(columns, pull.flatten(1, 3), weight, x.shape[1])
+            if needs[0]:
+                to_x = _to_images(pull, weight, x.shape).permute(0, 1, 4, 2, 3)
         return to_x, to_weight, to_bias, None
 
 
@@ -79,8 +83,6 @@ def _to_images(pull: Tensor, weight: Tensor, shape: torch.Size) -> Tensor:
 
     size = (shape[-2], shape[-1])
     if tiles.along_rows(weight, size):
-        return conv_gradient_kernels.along_rows(
-            pull, weight.permute(0, 4, 2, 3, 1).contiguous(), size, tiles.rows(weight)
-        )
+        return conv_gradient_kernels.along_rows(pull, weight.permute(0, 4, 2, 3, 1).contiguous(), size, tiles.ROWS)
     turned = weight.permute(0, 2, 3, 4, 1).contiguous()
-    return conv_gradient_kernels.to_images(pull, turned, size, tiles.images(weight))
+    return conv_gradient_kernels.to_images(pull, turned, size, tiles.IMAGES)
