@@ -78,6 +78,15 @@ def test_gradients_of_stacked_convolutions_are_numerically_right() -> None:
     assert torch.autograd.gradgradcheck(ops.conv2d, parts)
 
 
+@pytest.mark.parametrize("rows", [2, 4])
+def test_gradients_of_few_rows_are_numerically_right(rows: int) -> None:
+    parts = [normal(2, *shape).requires_grad_() for shape in ((rows, 3), (5, 3), (5,))]
+    assert torch.autograd.gradcheck(ops.linear, parts)
+    assert torch.autograd.gradgradcheck(ops.linear, parts)
+    # the update reads the weights' gradient, and the layer before reads that of the rows
+    assert all(grad.is_contiguous() for grad in torch.autograd.grad(ops.linear(*parts).sum(), parts))
+
+
 def test_linear_by_hand() -> None:
     x, weight, bias = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [5.0, 6.0]]), torch.tensor([0.5, -0.5])
     # 1·3 + 2·4 + 0.5 = 11.5; 1·5 + 2·6 - 0.5 = 16.5

@@ -4,8 +4,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from promptfed.core.kernels import convolved, dropped, patches
-from promptfed.core.kernels.patches import ALIGNED, padded
+from promptfed.core.kernels import convolved, dropped, few_rows, patches
 
 LEAST = 1e-4  # less than any example counts: a batch without examples has a mean of 0
 
@@ -29,10 +28,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     if lead > 1:
         out = flat @ weight.mT + bias.unsqueeze(-2)
     elif flat.shape[-2] < weight.shape[-2]:
-        # few rows, many weights: this order makes the weights' gradient contiguous, which their update then reads
-        rows = flat.shape[-2]
-        flat = padded(flat, 0, -rows % ALIGNED)
-        out = torch.baddbmm(bias.unsqueeze(-1), weight, flat.mT).mT[..., :rows, :]
+        out = few_rows.linear(flat, weight, bias)
     else:
         out = torch.baddbmm(bias.unsqueeze(-2), flat, weight.mT)
     return out.reshape(*x.shape[:-1], -1)
