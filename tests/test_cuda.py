@@ -14,8 +14,8 @@ import promptfed
 from promptfed.backbones import float8, fused, transformer
 from promptfed.backbones.pretrained import ViT
 from promptfed.backbones.transformer import Arch
-from promptfed.core import tree
-from promptfed.core.kernels import patches
+from promptfed.core import keys, ops, tree
+from promptfed.core.kernels import convolved, dropped, patches
 from promptfed.core.method import Method
 from promptfed.federation.store import Store
 from promptfed.methods.fedapt import FedAPT
@@ -210,6 +210,87 @@ def test_convolutions_by_our_kernels_are_convolutions(clients: int, channels: in
     assert _distance(function, shapes) < 1e-3
     last = [(clients, 2, side, side, channels), *shapes[1:]]
     assert _distance(lambda x, *own: function(x.movedim(-1, -3), *own), last) < 1e-3
+
+
+# the first and the last add up weights by a kernel, whose programs share the pixels; the others by columns
+POOLED = [(3, 8, 5, 26, 2), (20, 40, 3, 13, 2), (32, 64, 5, 14, 2), (70, 70, 3, 8, 1), (3, 32, 3, 9, 1)]
+
+
+def _plain(x: Tensor, weight: Tensor, bias: Tensor, pool: int) -> Tensor:
+    """Return convolution, pooling and ReLU client by client, by torch's own layers."""
+    each = [F.conv2d(*one) for one in zip(x, weight, bias, strict=True)]
+    return torch.relu(torch.stack([F.max_pool2d(part, pool) for part in each]))
+
+
+@pytest.mark.parametrize(("channels", "outputs", "kernel", "side", "pool"), POOLED)
+def test_convolutions_with_pooling_and_relu_in_one_are_those_of_torch(
+    channels: int, outputs: int, kernel: int, side: int, pool: int
+) -> None:
+    def function(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return (convolved.conv2d if x.is_cuda else _plain)(x, weight, bias, pool)
+
+    shapes = [(3, 2, channels, side, side + 1), (3, outputs, channels, kernel, kernel), (3, outputs)]
+    assert _distance(function, shapes) < 1e-3
+    last = [(3, 2, side, side + 1, channels), *shapes[1:]]
+    assert _distance(lambda x, *own: function(x.movedim(-1, -3), *own), last) < 1e-3
+    fixed = torch.randn(
+        shapes[0], generator=torch.Generator().manual_seed(1)
+    )  # images that nobody asks the gradient of
+    assert _distance(lambda weight, bias: function(fixed.to(weight), weight, bias), shapes[1:]) < 1e-3
+
+
+def _with_gradients(function: Callable[..., Tensor], parts: Sequence[Tensor]) -> list[Tensor]:
+    """Return the result and the gradients of the sum of its squares, on the CPU."""
+    leaves = [part.requires_grad_() for part in parts]
+    out = function(*leaves)
+    return [part.detach().cpu() for part in (out, *torch.autograd.grad(out.square().sum(), leaves))]
+
+
+def test_convolutions_on_tensor_cores_are_near_those_of_torch() -> None:
+    def plain(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return (ops.conv_relu if x.is_cuda else _plain)(x, weight, bias, 1)
+
+    def pooled(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return (ops.conv_relu if x.is_cuda else _plain)(x, weight, bias, 2)
+
+    draw = torch.Generator().manual_seed(0)
+    x, weight, bias = (torch.randn(*shape, generator=draw) for shape in ((3, 2, 20, 9, 9), (3, 40, 20, 3, 3), (3, 40)))
+    parts = [x, weight / 13, bias + 10]  # with this bias ReLU lets everything through
+    want = [pooled(*parts), *_with_gradients(plain, parts)]
+    parts = [part.detach().cuda() for part in parts]
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert convolved.fits(*parts[:2])
+        found = [pooled(*parts).cpu(), *_with_gradients(plain, parts)]
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    for got, one in zip(found, want, strict=True):
+        assert (got - one).norm() / one.norm() < 3e-3
+
+
+@pytest.mark.parametrize("shape", [(7,), (4, 129), (10, 1500)])
+def test_draws_have_the_same_bits_as_on_the_cpu(shape: tuple[int, ...]) -> None:
+    salts = torch.tensor([keys.key(0, "test", client) for client in range(3)])
+    for given in (salts, salts[0]):
+        assert keys.uniform(given.cuda(), shape).cpu().equal(keys.uniform(given, shape))
+
+
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize("shape", [(2, 3, 40, 5, 6), (3, 70, 9, 9), (2, 3, 8, 1, 1), (2, 3, 130)])
+def test_dropout_by_one_kernel_is_dropout(shape: tuple[int, ...], last: bool) -> None:
+    draw, lead = torch.Generator().manual_seed(0), 2 if len(shape) != 4 else 1
+    x = torch.randn(shape, generator=draw).cuda()
+    if last and x.dim() > 3:
+        x = x.movedim(-3, -1).contiguous().movedim(-1, -3)
+    noise = torch.rand(*shape[:lead], x.shape[lead:].numel(), generator=draw).cuda()
+    found = []
+    for function in (dropped.dropped, dropped.written):
+        leaf = x.clone().requires_grad_()
+        out = function(leaf, noise, 0.25)
+        (grad,) = torch.autograd.grad(out.square().sum(), leaf, create_graph=True)
+        (again,) = torch.autograd.grad(out.square().sum(), leaf)
+        found.append((out, grad, again))
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
 
 
 def _back(rows: float8.Rows) -> torch.Tensor:

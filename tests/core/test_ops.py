@@ -23,6 +23,10 @@ def pool_3(x: Tensor) -> Tensor:
     return ops.max_pool2d(x, 3)
 
 
+def pooled(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return ops.conv_relu(x, weight, bias, 2)
+
+
 # every op with the shapes one client gives it
 CASES: dict[str, tuple[Op, Shapes]] = {
     "linear": (ops.linear, ((5, 4), (2, 4), (2,))),
@@ -32,6 +36,8 @@ CASES: dict[str, tuple[Op, Shapes]] = {
     "conv2d": (ops.conv2d, ((2, 3, 6, 7), (4, 3, 3, 3), (4,))),
     "conv2d 1×1": (ops.conv2d, ((2, 3, 4, 4), (4, 3, 1, 1), (4,))),
     "conv2d, as large as the image": (ops.conv2d, ((2, 3, 3, 3), (4, 3, 3, 3), (4,))),
+    "conv_relu": (ops.conv_relu, ((2, 3, 6, 7), (4, 3, 3, 3), (4,))),
+    "conv_relu, pooled": (pooled, ((2, 3, 7, 9), (4, 3, 3, 3), (4,))),
     "max_pool2d": (ops.max_pool2d, ((2, 3, 6, 4),)),
     "max_pool2d, odd sides": (ops.max_pool2d, ((2, 3, 5, 7),)),
     "max_pool2d, 3×3": (pool_3, ((2, 3, 6, 7),)),
@@ -72,6 +78,15 @@ def test_gradients_of_stacked_convolutions_are_numerically_right() -> None:
     assert torch.autograd.gradgradcheck(ops.conv2d, parts)
 
 
+@pytest.mark.parametrize("rows", [2, 4])
+def test_gradients_of_few_rows_are_numerically_right(rows: int) -> None:
+    parts = [normal(2, *shape).requires_grad_() for shape in ((rows, 3), (5, 3), (5,))]
+    assert torch.autograd.gradcheck(ops.linear, parts)
+    assert torch.autograd.gradgradcheck(ops.linear, parts)
+    # the update reads the weights' gradient, and the layer before reads that of the rows
+    assert all(grad.is_contiguous() for grad in torch.autograd.grad(ops.linear(*parts).sum(), parts))
+
+
 def test_linear_by_hand() -> None:
     x, weight, bias = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [5.0, 6.0]]), torch.tensor([0.5, -0.5])
     # 1·3 + 2·4 + 0.5 = 11.5; 1·5 + 2·6 - 0.5 = 16.5
@@ -102,6 +117,18 @@ def test_convolution_reads_images_that_are_channels_last() -> None:
 def test_pooling_by_hand() -> None:
     x = torch.tensor([[1.0, 5.0, 2.0, 0.0], [3.0, 4.0, 9.0, -1.0]])
     assert ops.max_pool2d(x.expand(2, 3, 1, 2, 4)).tolist() == [[[[[5.0, 9.0]]]] * 3] * 2
+
+
+def test_convolution_with_pooling_and_relu_is_the_three_in_a_row() -> None:
+    x, weight, bias = normal(2, 2, 3, 7, 9), normal(2, 4, 3, 3, 3, seed=1), normal(2, 4, seed=2)
+    expected = torch.stack([F.max_pool2d(torch.relu(F.conv2d(x[i], weight[i], bias[i])), 2) for i in range(2)])
+    torch.testing.assert_close(pooled(x, weight, bias), expected, rtol=1e-12, atol=1e-12)
+    assert ops.conv_relu(x, weight, bias).shape == (2, 2, 4, 5, 7)
+
+
+def test_dropout_by_hand() -> None:
+    x, noise = torch.arange(1.0, 5).view(1, 1, 2, 2).expand(2, 1, 2, 2), torch.tensor([0.1, 0.2, 0.2, 0.9]).expand(2, 4)
+    assert ops.dropout(x, noise, 0.2).tolist() == [[0.0, 2.5, 3.75, 5.0]] * 2
 
 
 def test_layer_norm_by_hand() -> None:

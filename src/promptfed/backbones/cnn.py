@@ -88,11 +88,9 @@ class ConvNet:
     def features(self, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, noise: Tree | None = None) -> Tensor:
         """Return the last hidden layer [..., B, D]; there is no place for `tokens`."""
         for number in range(1, len(self.channels) + 1):
-            x = ops.conv2d(x, weights[f"conv{number}.weight"], weights[f"conv{number}.bias"])
-            if number in self.pool_after:
-                x = ops.max_pool2d(x)
-            x = torch.relu(x)  # after the pooling: the same numbers, a quarter of the work
-        x = self._drop(x.flatten(-3), 1, noise)
+            pool = 2 if number in self.pool_after else 1
+            x = ops.conv_relu(x, weights[f"conv{number}.weight"], weights[f"conv{number}.bias"], pool)
+        x = self._drop(x, 1, noise).flatten(len(x.shape) - 3)
         for number in range(1, len(self.hidden) + 1):
             x = torch.relu(ops.linear(x, weights[f"fc{number}.weight"], weights[f"fc{number}.bias"]))
             x = self._drop(x, number + 1, noise)
@@ -101,8 +99,7 @@ class ConvNet:
     def _drop(self, x: Tensor, number: int, noise: Tree | None) -> Tensor:
         if noise is None or number > len(self.dropout):
             return x
-        rate = self.dropout[number - 1]
-        return x * ((noise[f"dropout{number}"] >= rate) * (1 / (1 - rate)))
+        return ops.dropout(x, noise[f"dropout{number}"], self.dropout[number - 1])
 
     def __call__(self, weights: Tree, x: Tensor, *, tokens: Tokens | None = None, noise: Tree | None = None) -> Tensor:
         """Return the logits [..., B, classes]."""

@@ -10,6 +10,8 @@ import math
 import torch
 from torch import Tensor
 
+from promptfed.core.kernels import gpus
+
 # SplitMix64 (Steele, Lea, Flood 2014) in two's complement, since torch has no unsigned 64-bit arithmetic.
 _GAMMA = 0x9E3779B97F4A7C15 - 2**64
 _MIX1 = 0xBF58476D1CE4E5B9 - 2**64
@@ -45,6 +47,10 @@ def bits(keys: Tensor, shape: tuple[int, ...]) -> Tensor:
 def uniform(keys: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return numbers in [0, 1): keys [...] -> float32 [..., *shape]; 64 hashed bits make two of them."""
     count = math.prod(shape)
+    if gpus.runs_triton(keys):
+        from promptfed.core.kernels import draw_kernels
+
+        return draw_kernels.uniform(keys, count, (_GAMMA, _MIX1, _MIX2)).reshape((*keys.shape, *shape))
     halves = bits(keys, (-(-count // 2),)).view(torch.int32)[..., :count]
     return (((halves >> 8) & 0xFFFFFF).float() * 2.0**-24).reshape((*keys.shape, *shape))
 

@@ -259,19 +259,24 @@ def _descend(
     carry: Iterable[str],
 ) -> Tree:
     carried = tree.map(torch.clone, tree.pick(hold, carry))
-    fresh = tree.map(lambda value: value.detach().clone(memory_format=torch.contiguous_format), params)
+    recorded = batches.steps > 1 and bool(params) and next(iter(params.values())).is_cuda
+    # a recorded step has memory of its own, into which it copies what it is given
+    fresh = tree.map(torch.Tensor.detach if recorded else _own, params)
     state = tree.map(torch.clone, rule.state(fresh, hold))
     once = batches.once if rule.clip_each else frozenset[str]()
     step = _Step(
         rule, objective, task, batches.ragged, start, tree.drop(hold, params), fresh, state, carried, once=once
     )
-    on_gpu = bool(fresh) and next(iter(fresh.values())).is_cuda
-    if on_gpu and batches.steps > 1:
+    if recorded:
         _replay(step, batches)
     else:
         for batch in batches:
             step(batch)
     return step.params | step.carry | (step.state if rule.returns else {})
+
+
+def _own(value: Tensor) -> Tensor:
+    return value.detach().clone(memory_format=torch.contiguous_format)
 
 
 @dataclass
@@ -287,7 +292,10 @@ class _Captured:
 
 def _replay(step: _Step, batches: Batches) -> None:
     """Run all steps by recorded ones; a stack of clients is halved whenever half of it has run out of batches."""
-    for rows, begin, end in _segments(batches.lengths) or [(None, 0, batches.steps)]:
+    segments = _segments(batches.lengths) or [(None, 0, batches.steps)]
+    if segments[0][0] is not None:  # some clients have no batch at all, and keep what they were given
+        step.params = tree.map(_own, step.params)
+    for rows, begin, end in segments:
         if rows is None:
             step.params, step.state, step.carry = _replay_rows(step, batches, batches.tensors, begin, end)
             continue
@@ -356,9 +364,6 @@ def _room(tensors: Tree) -> int:
 
 
 def _capture(step: _Step, batches: Batches, tensors: Tree) -> _Captured:
-    def own(part: Tree) -> Tree:
-        return {name: value.clone(memory_format=torch.contiguous_format) for name, value in part.items()}
-
     def roomy(name: str, value: Tensor) -> Tensor:
         if not name.startswith("plan."):
             return value.clone()
@@ -366,7 +371,14 @@ def _capture(step: _Step, batches: Batches, tensors: Tree) -> _Captured:
         room[: len(value)] = value
         return room
 
-    static = _Step(step.rule, step.objective, step.task, step.ragged, *map(own, _trees(step)), once=step.once)
+    static = _Step(
+        step.rule,
+        step.objective,
+        step.task,
+        step.ragged,
+        *(tree.map(_own, part) for part in _trees(step)),
+        once=step.once,
+    )
     tensors = {name: roomy(name, value) for name, value in tensors.items()}
     counter = torch.zeros((), dtype=torch.long, device=next(iter(static.params.values())).device)
 

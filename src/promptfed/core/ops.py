@@ -4,8 +4,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from promptfed.core.kernels import patches
-from promptfed.core.kernels.patches import ALIGNED, padded
+from promptfed.core.kernels import convolved, dropped, few_rows, patches
 
 LEAST = 1e-4  # less than any example counts: a batch without examples has a mean of 0
 
@@ -29,10 +28,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     if lead > 1:
         out = flat @ weight.mT + bias.unsqueeze(-2)
     elif flat.shape[-2] < weight.shape[-2]:
-        # few rows, many weights: this order makes the weights' gradient contiguous, which their update then reads
-        rows = flat.shape[-2]
-        flat = padded(flat, 0, -rows % ALIGNED)
-        out = torch.baddbmm(bias.unsqueeze(-1), weight, flat.mT).mT[..., :rows, :]
+        out = few_rows.linear(flat, weight, bias)
     else:
         out = torch.baddbmm(bias.unsqueeze(-2), flat, weight.mT)
     return out.reshape(*x.shape[:-1], -1)
@@ -66,6 +62,20 @@ def max_pool2d(x: Tensor, size: int = 2) -> Tensor:
     """Largest value of every size×size window: x [..., O, H, W]."""
     folded = x.flatten(0, -4) if x.dim() > 4 else x
     return F.max_pool2d(folded, size).unflatten(0, x.shape[:-3]) if x.dim() > 4 else F.max_pool2d(folded, size)
+
+
+def conv_relu(x: Tensor, weight: Tensor, bias: Tensor, pool: int = 1) -> Tensor:
+    """Convolution, the largest value of every pool×pool window, and ReLU: shapes as in `conv2d` and `max_pool2d`."""
+    if pool <= 2 and convolved.fits(x, weight):
+        return convolved.conv2d(x, weight, bias, pool)
+    x = conv2d(x, weight, bias)
+    # after the pooling: the same numbers, a quarter of the work
+    return torch.relu(max_pool2d(x, pool) if pool > 1 else x)
+
+
+def dropout(x: Tensor, noise: Tensor, rate: float) -> Tensor:
+    """Return x, flattened to noise [..., B, D], with zeros where the noise is below the rate, and the rest enlarged."""
+    return (dropped.dropped if dropped.fits(x, noise) else dropped.written)(x, noise, rate)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-6) -> Tensor:

@@ -9,7 +9,12 @@ from torch import Tensor
 
 def has_triton(x: Tensor) -> bool:
     """Say whether kernels in Triton can take x: float32 on a chip they were compiled for, NVIDIA's since Ampere."""
-    return x.is_cuda and x.dtype == torch.float32 and _is_known(x.device)
+    return x.dtype == torch.float32 and runs_triton(x)
+
+
+def runs_triton(x: Tensor) -> bool:
+    """Say whether x lies on such a chip, whatever its numbers are."""
+    return x.is_cuda and _is_known(x.device)
 
 
 @cache

@@ -45,20 +45,24 @@ class _Patched(torch.autograd.Function):
             out = _Stacked.apply(x, weight, bias)  # type: ignore[no-untyped-call]
             found = iter(torch.autograd.grad(out, wanted, grads[0], create_graph=True))
             return tuple(next(found) if need else None for need in needs)
-        kernel, used = weight.shape[-1], weight[0, 0].numel()
         rows = grads[0].permute(0, 1, 3, 4, 2).flatten(1, 3)
         to_x, to_weight, to_bias = None, None, None
         if any(ctx.needs_input_grad[1:]):
-            if filters[0].numel() <= FEW:  # image by image
-                each = (part.unflatten(1, (x.shape[1], -1)) for part in (columns, rows))
-                to_filters = (next(each).mT @ next(each)).sum(1)
-            else:
-                to_filters = columns.mT @ rows
-            to_weight = to_filters[:, :used].unflatten(1, (kernel, kernel, -1)).permute(0, 4, 3, 1, 2)
-            to_bias = to_filters[:, used]
+            to_weight, to_bias = to_weights(columns, rows, weight, x.shape[1])
         if ctx.needs_input_grad[0]:
-            to_x = patch_kernels.overlapped(rows @ filters.mT, x.shape, kernel).permute(0, 1, 4, 2, 3)
+            to_x = patch_kernels.overlapped(rows @ filters.mT, x.shape, weight.shape[-1]).permute(0, 1, 4, 2, 3)
         return to_x, to_weight, to_bias
+
+
+def to_weights(columns: Tensor, rows: Tensor, weight: Tensor, images: int) -> tuple[Tensor, Tensor]:
+    """Return the gradients of weights and bias; `columns` has ones too, and `rows` is that of the result."""
+    kernel, used = weight.shape[-1], weight[0, 0].numel()
+    if columns.shape[-1] * rows.shape[-1] <= FEW:  # image by image
+        each = (part.unflatten(1, (images, -1)) for part in (columns, rows))
+        to_filters = (next(each).mT @ next(each)).sum(1)
+    else:
+        to_filters = columns.mT @ rows
+    return to_filters[:, :used].unflatten(1, (kernel, kernel, -1)).permute(0, 4, 3, 1, 2), to_filters[:, used]
 
 
 class _Stacked(torch.autograd.Function):
