@@ -138,15 +138,12 @@ class _QuantisedBlocks(torch.autograd.Function):
                 plain = normed(z, *block.norm1, block.eps)
             else:
                 z, plain = added_and_normed(z, branch, *block.norm1, block.eps)
-            query, key, value = block.qkv(plain).view(*shape[:2], 3, block.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
-            parts = [part.detach().requires_grad_() for part in (query, key, value)]
-            with torch.enable_grad():  # attention brings its own backward
-                mixed = F.scaled_dot_product_attention(parts[0], parts[1], parts[2])
-            branch = block.out(rows(mixed.detach().transpose(1, 2).reshape(z.shape)))
+            mixed, attention = attended(block.qkv(plain), block.heads, shape[1])
+            branch = block.out(rows(mixed))
             middle, plain = added_and_normed(z, branch, *block.norm2, block.eps)
             hidden = block.mlp1(plain)
             branch = block.mlp2(gelu(hidden))
-            saved.append((block, z, mixed, parts, middle, hidden))
+            saved.append((block, z, attention, middle, hidden))
             z = middle
         ctx.saved, ctx.wanted = saved, wanted
         return (z if branch is None else z + branch).view(shape)
@@ -157,26 +154,72 @@ class _QuantisedBlocks(torch.autograd.Function):
         shape, grad = grad.shape, grad.reshape(-1, grad.shape[-1])
         low = rows(grad)
         while ctx.saved:  # what is used up is freed
-            block, z, mixed, parts, middle, hidden = ctx.saved.pop()
+            block, z, attention, middle, hidden = ctx.saved.pop()
             to_hidden = gelu_backward(block.mlp2.backward(low), hidden)
             grad, low = norm_backward(grad, block.mlp1.backward(to_hidden), middle, block.norm2[0], block.eps)
-            to_mixed = block.out.backward(low).view(*shape[:2], block.heads, -1).transpose(1, 2)
-            to_parts = torch.autograd.grad(mixed, parts, to_mixed)
-            if not ctx.saved and ctx.wanted != slice(None):
-                return _first(block, ctx.wanted, grad.view(shape), to_parts, z.view(shape)), None, None
-            grad, low = norm_backward(grad, block.qkv.backward(joined(*to_parts)), z, block.norm1[0], block.eps)
+            to_mixed, few = block.out.backward(low), not ctx.saved and ctx.wanted != slice(None)
+            through_norm = block.qkv.backward(attention.backward(to_mixed, ctx.wanted if few else slice(None)))
+            if few:
+                return _first(block, ctx.wanted, grad.view(shape), through_norm, z.view(shape)), None, None
+            grad, low = norm_backward(grad, through_norm, z, block.norm1[0], block.eps)
         return grad.view(shape), None, None
 
 
-def _first(block: QuantisedBlock, wanted: slice, grad: Tensor, to_parts: Sequence[Tensor], z: Tensor) -> Tensor:
+def _first(block: QuantisedBlock, wanted: slice, grad: Tensor, through_norm: Tensor, z: Tensor) -> Tensor:
     """Return the gradient of the first block's tokens where it is wanted, zero elsewhere."""
     some = (grad[:, wanted], z[:, wanted])
     passed, before = (part.reshape(-1, part.shape[-1]) for part in some)
-    through_norm = block.qkv.backward(joined(*(part[:, :, wanted] for part in to_parts)))
     found, _ = norm_backward(passed, through_norm, before, block.norm1[0], block.eps)
     out = torch.zeros_like(grad)
     out[:, wanted] = found.view(some[0].shape)
     return out
+
+
+@dataclass(frozen=True)
+class _OwnAttention:
+    """What the gradient of attention by our kernels needs."""
+
+    heads: int
+    tokens: int
+    qkv: Tensor
+    norms: Tensor
+
+    def backward(self, grad: Tensor, wanted: slice) -> Rows:
+        """Return the gradient of the `wanted` tokens' rows of qkv, given that of what all tokens gathered."""
+        from promptfed.backbones import attention_kernels
+
+        made = attention_kernels.attend_backward(self.qkv, grad, self.norms, self.heads, self.tokens)
+        return rows(made.view(-1, self.tokens, made.shape[-1])[:, wanted].reshape(-1, made.shape[-1]))
+
+
+@dataclass(frozen=True)
+class _TorchsAttention:
+    """What the gradient of torch's attention needs."""
+
+    mixed: Tensor  # [N, heads, T, d]
+    parts: Sequence[Tensor]
+
+    def backward(self, grad: Tensor, wanted: slice) -> Rows:
+        """Return the gradient of the `wanted` tokens' rows of qkv, given that of what all tokens gathered."""
+        count, heads, tokens, _ = self.mixed.shape
+        to_mixed = grad.view(count, tokens, heads, -1).transpose(1, 2)
+        to_parts = torch.autograd.grad(self.mixed, self.parts, to_mixed)
+        return joined(*(part[:, :, wanted] for part in to_parts))
+
+
+def attended(qkv: Tensor, heads: int, tokens: int) -> tuple[Tensor, _OwnAttention | _TorchsAttention]:
+    """Return what every token gathers [N · T, heads · d], and what gives the gradient of qkv [N · T, 3 · heads · d]."""
+    if qkv.is_cuda:
+        from promptfed.backbones import attention_kernels
+
+        if attention_kernels.fit(qkv, heads, tokens):
+            mixed, norms = attention_kernels.attend(qkv, heads, tokens)
+            return mixed, _OwnAttention(heads, tokens, qkv, norms)
+    query, key, value = qkv.view(-1, tokens, 3, heads, qkv.shape[1] // 3 // heads).permute(2, 0, 3, 1, 4).unbind(0)
+    parts = [part.detach().requires_grad_() for part in (query, key, value)]
+    with torch.enable_grad():  # attention brings its own backward
+        made = F.scaled_dot_product_attention(parts[0], parts[1], parts[2])
+    return made.detach().transpose(1, 2).reshape(len(qkv), -1), _TorchsAttention(made, parts)
 
 
 def normed(z: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Rows:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from promptfed.backbones import alone as apart
 from promptfed.backbones import companions, float8, fused
 from promptfed.backbones.init import affine
 from promptfed.core import memory, ops
@@ -145,7 +146,9 @@ def features(
             z = fused.through(z, blocks, arch.heads, arch.eps, partial(_written, arch))
             number = last
         else:
-            z = _block(arch, _own(weights, number), z, alone=thrifty and number == arch.depth - 1, flash=flash)
+            own, alone = _own(weights, number), thrifty and number == arch.depth - 1
+            lean = alone and flash and bool(low) and not beside  # the matrices are frozen
+            z = _block(arch, own, z, alone=alone, flash=flash, lean=lean)
             number += 1
     rows = arch.grid[0] * arch.grid[1]
     z = torch.cat([z[..., :1, :], z[..., 1 + count : 1 + count + rows, :]], -2) if patches else z[..., 0, :]
@@ -208,6 +211,8 @@ def embed(arch: Arch, weights: Tree, x: Tensor, tokens: Tensor | None) -> Tensor
     sequence.append(z + position[..., 1:, :])
     if arch.registers:  # they have no position, so their place is free: behind the patches they disturb no one
         sequence.append(_placed(weights["registers"], z))
+    if z.dtype == torch.bfloat16:  # the sequence of a large network: a GPU joins what is contiguous far sooner
+        sequence = [part.contiguous() for part in sequence]
     return torch.cat(sequence, -2)
 
 
@@ -227,13 +232,19 @@ def _written(arch: Arch, z: Tensor, blocks: Sequence[Tree]) -> Tensor:
     return z
 
 
-def _block(arch: Arch, w: Tree, z: Tensor, *, alone: bool, flash: bool) -> Tensor:
-    """Return z after attention and MLP; `alone`: of the class token only, as no later block looks at the others."""
-    plain = ops.layer_norm(z, w["norm1.weight"], w["norm1.bias"], arch.eps)
-    if alone:
-        z = z[..., :1, :]
-    aside = companions.aside(w, plain[..., :1, :] if alone else plain)
-    mixed = _attend(arch, w, plain, alone=alone, flash=flash)
+def _block(arch: Arch, w: Tree, z: Tensor, *, alone: bool, flash: bool, lean: bool = False) -> Tensor:
+    """Return z after attention and MLP; `alone`: of the class token only, as no later block looks at the others.
+
+    A `lean` block makes no keys and values for it.
+    """
+    if lean:
+        (z, mixed), aside = apart.gathered(z, w, arch.heads, arch.eps), None
+    else:
+        plain = ops.layer_norm(z, w["norm1.weight"], w["norm1.bias"], arch.eps)
+        if alone:
+            z = z[..., :1, :]
+        aside = companions.aside(w, plain[..., :1, :] if alone else plain)
+        mixed = _attend(arch, w, plain, alone=alone, flash=flash)
     z = _add(z, companions.linear(w, "out", mixed), w["scale1"] if arch.layer_scale else None)
     plain = ops.layer_norm(z, w["norm2.weight"], w["norm2.bias"], arch.eps)
     hidden = companions.linear(w, "mlp1", plain)
