@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from promptfed.backbones import alone as apart
-from promptfed.backbones import companions, float8, fused
+from promptfed.backbones import class_token, companions, float8, fused
 from promptfed.backbones.init import affine
 from promptfed.core import memory, ops
 from promptfed.core.errors import PromptFedError
@@ -238,7 +237,7 @@ def _block(arch: Arch, w: Tree, z: Tensor, *, alone: bool, flash: bool, lean: bo
     A `lean` block makes no keys and values for it.
     """
     if lean:
-        (z, mixed), aside = apart.gathered(z, w, arch.heads, arch.eps), None
+        (z, mixed), aside = class_token.gathered(z, w, arch.heads, arch.eps), None
     else:
         plain = ops.layer_norm(z, w["norm1.weight"], w["norm1.bias"], arch.eps)
         if alone:

@@ -78,7 +78,7 @@ def _aligned(x: Tensor) -> Tensor:
 
 
 def _exact(x: Tensor, y: Tensor) -> Tensor:
-    """Return the products of matrices in float32, added up and kept so."""
-    if x.is_cuda and x.dtype == torch.bfloat16:
-        return torch.bmm(x, y, out_dtype=torch.float32)
-    return x.float() @ y.float()
+    """Return x @ y, of bf16 in float32."""
+    if x.dtype != torch.bfloat16:
+        return x @ y
+    return torch.bmm(x, y, out_dtype=torch.float32) if x.is_cuda else x.float() @ y.float()
