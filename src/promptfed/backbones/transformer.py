@@ -15,6 +15,7 @@ from promptfed.backbones import class_token, companions, float8, fused
 from promptfed.backbones.init import affine
 from promptfed.core import memory, ops
 from promptfed.core.errors import PromptFedError
+from promptfed.core.kernels import gpus
 from promptfed.core.protocols import Tokens
 from promptfed.core.tree import Tree
 
@@ -198,10 +199,7 @@ def _plain(arch: Arch) -> bool:
 
 def embed(arch: Arch, weights: Tree, x: Tensor, tokens: Tensor | None) -> Tensor:
     """Return [class token, prompt tokens, patches] as one sequence [..., B, T, width]."""
-    p = arch.patch
-    rows = x.unflatten(-2, (-1, p)).unflatten(-1, (-1, p))  # [..., B, 3, h, p, w, p]
-    patches = rows.movedim((-4, -2), (-5, -4)).flatten(-3).flatten(-3, -2)  # [..., B, h*w, 3*p*p]
-    z = _map(patches, weights["patch.weight"], weights["patch.bias"] if arch.patch_bias else None)
+    z = _map(*_patches(arch, weights["patch.weight"], x), weights["patch.bias"] if arch.patch_bias else None)
     position = ops.spread(weights["position"], 2, z)
     first = ops.spread(weights["cls"], 2, z) + position[..., :1, :]
     sequence = [first.expand(*z.shape[:-2], 1, -1)]
@@ -213,6 +211,19 @@ def embed(arch: Arch, weights: Tree, x: Tensor, tokens: Tensor | None) -> Tensor
     if z.dtype == torch.bfloat16:  # the sequence of a large network: a GPU joins what is contiguous far sooner
         sequence = [part.contiguous() for part in sequence]
     return torch.cat(sequence, -2)
+
+
+def _patches(arch: Arch, matrix: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the patches of images [..., B, h*w, 3*p*p], and the matrix they go through."""
+    p, last = arch.patch, x.movedim(-3, -1)
+    if matrix.dtype == torch.bfloat16 and last.is_contiguous() and not x.requires_grad and gpus.has_triton(x):
+        from promptfed.core.kernels import image_kernels
+
+        found = image_kernels.patches(last.flatten(0, -4), p)  # channels last; so the matrix' columns move
+        columns = matrix.unflatten(-1, (-1, p, p)).movedim(-3, -1).flatten(-3)
+        return found.view(*x.shape[:-3], *found.shape[1:]), columns
+    rows = x.to(matrix.dtype).unflatten(-2, (-1, p)).unflatten(-1, (-1, p))  # [..., B, 3, h, p, w, p]
+    return rows.movedim((-4, -2), (-5, -4)).flatten(-3).flatten(-3, -2), matrix
 
 
 def _placed(tokens: Tensor, z: Tensor) -> Tensor:
