@@ -268,7 +268,8 @@ def test_attention_by_our_kernels_is_torchs(tokens: int, heads: int) -> None:
     (to_want,) = torch.autograd.grad(want, leaf, grad.double())
     found, norms = own.attend(4 * qkv, heads, tokens)
     to_found = own.attend_backward(4 * qkv, grad, norms, heads, tokens)
-    assert (found - want).norm() / want.norm() < 0.005
+    assert (found.float() == want.to(found.dtype).float()).float().mean() > 0.95  # the others lie near the middle
+    assert (found.float() - want).norm() / want.norm() < 0.03
     assert (to_found - to_want).norm() / to_want.norm() < 0.01
     assert to_found.equal(own.attend_backward(4 * qkv, grad, norms, heads, tokens))
 
@@ -284,7 +285,7 @@ def test_both_ways_through_attention_give_the_same_rows(wanted: slice, monkeypat
     for ours in (True, False):
         monkeypatch.setattr(attention_kernels, "fit", lambda *_, ours=ours: ours)
         mixed, way = float8.attended(qkv, 2, 50)
-        found.append((mixed.float(), _back(way.backward(grad, wanted))))
+        found.append((_back(mixed), _back(way.backward(grad, wanted))))
     for one, other in zip(*found, strict=True):
         assert (one - other).norm() / other.norm() < 0.03
 

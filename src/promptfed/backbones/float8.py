@@ -92,6 +92,7 @@ class QuantisedBlock:
 
 def block(heads: int, eps: float, weights: Tree) -> QuantisedBlock:
     """Quantise the weights of one block, named without its number, as in `transformer.shapes`."""
+    weights = weights | _bounded(weights)
 
     def matrix(name: str, scale: str = "") -> QuantisedLinear:
         weight, bias = weights[f"{name}.weight"].float(), weights[f"{name}.bias"].float()
@@ -114,6 +115,27 @@ def block(heads: int, eps: float, weights: Tree) -> QuantisedBlock:
         mlp1=matrix("mlp1"),
         mlp2=matrix("mlp2", "scale2"),
     )
+
+
+def _bounded(weights: Tree) -> Tree:
+    """Return attention's matrices with its values scaled so that none is above LARGEST, and `out` taking that back.
+
+    A mean of values is then no larger either, and can be written in e4m3 as soon as it is known. A number there keeps
+    its digits down to 2⁻¹⁵ of the largest, so the bound, that of Cauchy and Schwarz for a normed token, may be far off.
+    """
+    matrix, bias = weights["qkv.weight"].float(), weights["qkv.bias"].float()
+    scale, shift = weights["norm1.weight"].float(), weights["norm1.bias"].float()
+    width = len(scale)
+    values, rest = matrix[2 * width :], bias[2 * width :]
+    most = width**0.5 * (values * scale).norm(dim=1) + (values @ shift + rest).abs()
+    most = 1.2 * most + 0.15 * (values * shift).abs().sum(1)  # tokens and weights are rounded to e4m3
+    reach = most.clamp(min=SMALLEST) / LARGEST
+    by = torch.cat([reach.new_ones(2 * width), 1 / reach])
+    return {
+        "qkv.weight": matrix * by.unsqueeze(1),
+        "qkv.bias": bias * by,
+        "out.weight": weights["out.weight"].float() * reach,
+    }
 
 
 def through(z: Tensor, blocks: Sequence[QuantisedBlock], wanted: slice = slice(None)) -> Tensor:
@@ -139,7 +161,7 @@ class _QuantisedBlocks(torch.autograd.Function):
             else:
                 z, plain = added_and_normed(z, branch, *block.norm1, block.eps)
             mixed, attention = attended(block.qkv(plain), block.heads, shape[1])
-            branch = block.out(rows(mixed))
+            branch = block.out(mixed)
             middle, plain = added_and_normed(z, branch, *block.norm2, block.eps)
             hidden = block.mlp1(plain)
             branch = block.mlp2(gelu(hidden))
@@ -207,19 +229,24 @@ class _TorchsAttention:
         return joined(*(part[:, :, wanted] for part in to_parts))
 
 
-def attended(qkv: Tensor, heads: int, tokens: int) -> tuple[Tensor, _OwnAttention | _TorchsAttention]:
-    """Return what every token gathers [N · T, heads · d], and what gives the gradient of qkv [N · T, 3 · heads · d]."""
+def attended(qkv: Tensor, heads: int, tokens: int) -> tuple[Rows, _OwnAttention | _TorchsAttention]:
+    """Return what every token gathers [N · T, heads · d], and what gives the gradient of qkv [N · T, 3 · heads · d].
+
+    Values are at most LARGEST, see `_bounded`.
+    """
+    one = torch.ones(len(qkv), 1, device=qkv.device)
     if qkv.is_cuda:
         from promptfed.backbones import attention_kernels
 
         if attention_kernels.fit(qkv, heads, tokens):
             mixed, norms = attention_kernels.attend(qkv, heads, tokens)
-            return mixed, _OwnAttention(heads, tokens, qkv, norms)
+            return Rows(mixed, one), _OwnAttention(heads, tokens, qkv, norms)
     query, key, value = qkv.view(-1, tokens, 3, heads, qkv.shape[1] // 3 // heads).permute(2, 0, 3, 1, 4).unbind(0)
     parts = [part.detach().requires_grad_() for part in (query, key, value)]
     with torch.enable_grad():  # attention brings its own backward
         made = F.scaled_dot_product_attention(parts[0], parts[1], parts[2])
-    return made.detach().transpose(1, 2).reshape(len(qkv), -1), _TorchsAttention(made, parts)
+    mixed = made.detach().transpose(1, 2).reshape(len(qkv), -1).to(torch.float8_e4m3fn)
+    return Rows(mixed, one), _TorchsAttention(made, parts)
 
 
 def normed(z: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Rows:
