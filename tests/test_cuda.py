@@ -15,7 +15,7 @@ from promptfed.backbones import float8, fused, transformer
 from promptfed.backbones.pretrained import ViT
 from promptfed.backbones.transformer import Arch
 from promptfed.core import tree
-from promptfed.core.kernels import patches
+from promptfed.core.kernels import gpus, patches
 from promptfed.core.method import Method
 from promptfed.federation.store import Store
 from promptfed.methods.fedapt import FedAPT
@@ -301,6 +301,46 @@ def test_the_class_token_gathers_alone_what_it_gathers_beside_others() -> None:
         found.append((out.detach().float(), torch.autograd.grad(out, leaf, grad.to(kind))[0].float()))
     for exact, usual, lean_one in zip(*found, strict=True):
         assert (lean_one - exact).norm() < 1.5 * (usual - exact).norm()
+
+
+@pytest.mark.parametrize(("side", "channels"), [(40, 3), (28, 1)])
+def test_bytes_become_normalised_images_as_in_torch(side: int, channels: int) -> None:
+    from promptfed.core.kernels import image_kernels
+
+    images = torch.randint(0, 256, (9, side, side, channels), dtype=torch.uint8).cuda()
+    scale, shift = torch.rand(channels).cuda() / 50, -torch.rand(channels).cuda()
+    index = torch.tensor([8, 0, 3, 3]).cuda()
+    found = image_kernels.normalised(images, index, scale, shift)
+    torch.testing.assert_close(found, torch.addcmul(shift, images[index].float(), scale), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("patch", [4, 7, 14])
+@pytest.mark.parametrize("own", [False, True])
+def test_the_sequence_by_our_kernels_is_torchs(patch: int, own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = ViT.random((3, 28, 28), 4, width=48, depth=1, heads=2, patch=patch, precision="bf16").to(torch.device("cuda"))
+    x, draw = torch.randn(2, 3, 28, 28, 3).cuda().movedim(-1, -3), torch.Generator("cuda")
+    found = []
+    for _ in range(2):
+        shape = (2, 3, 5, 48) if own else (2, 5, 48)
+        leaf = torch.randn(shape, generator=draw.manual_seed(0), device="cuda").bfloat16().requires_grad_()
+        z = transformer.embed(net.form, net.frozen, x, leaf)
+        found.append((z.detach(), torch.autograd.grad(z, leaf, torch.ones_like(z))[0]))
+        monkeypatch.setattr(gpus, "has_triton", lambda _: False)
+    (ours, to_ours), (theirs, to_theirs) = found
+    torch.testing.assert_close(ours, theirs, rtol=0.01, atol=0.01)  # a patch's products add up in another order
+    assert to_ours.equal(to_theirs)
+
+
+def test_the_plain_norm_by_our_kernel_is_torchs() -> None:
+    from promptfed.backbones import kernels
+
+    z, weight, bias = (torch.randn(shape).bfloat16().cuda() for shape in ((3, 7, 80), (80,), (80,)))
+    for ours, theirs in zip(
+        kernels.plain_norm(z + 1, weight, bias, 1e-6),
+        torch.native_layer_norm(z + 1, (80,), weight, bias, 1e-6),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_eight_bit_products_add_up_as_torch_does() -> None:

@@ -1,4 +1,4 @@
-"""Triton kernels of `float8.py`: each reads a row once, computes in float32 and writes it quantised to e4m3.
+"""Triton kernels beside 8-bit products: each reads a row once, computes in float32 and writes it, mostly as e4m3.
 
 One program works on one row. Rows are numbered in 64 bits, as a large batch has more than 2³¹ numbers.
 """
@@ -46,6 +46,39 @@ def _norm(
     centred = tl.where(keep, x - tl.sum(x, 0) / COLUMNS, 0.0)
     rate = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / COLUMNS + eps)
     _write(centred * rate * w + b, keep, at, values, scale, row, COLUMNS)
+
+
+@triton.jit
+def _plain_norm(z, weight, bias, out, means, rates, eps, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    keep = at < COLUMNS
+    x = tl.load(z + row * COLUMNS + at, mask=keep, other=0.0).to(tl.float32)
+    w = tl.load(weight + at, mask=keep, other=0.0).to(tl.float32)
+    b = tl.load(bias + at, mask=keep, other=0.0).to(tl.float32)
+    mean = tl.sum(x, 0) / COLUMNS
+    centred = tl.where(keep, x - mean, 0.0)
+    rate = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / COLUMNS + eps)
+    tl.store(means + row, mean)
+    tl.store(rates + row, rate)
+    tl.store(out + row * COLUMNS + at, (centred * rate * w + b).to(tl.bfloat16), mask=keep)
+
+
+@triton.jit
+def _in_order(first, prompts, patches, position, out, some, count, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+    image, token = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = tl.arange(0, BLOCK)
+    keep = at < COLUMNS
+    if token == 0:
+        x = tl.load(first + at, mask=keep, other=0.0)
+    elif token <= some:
+        x = tl.load(prompts + (image * some + token - 1) * COLUMNS + at, mask=keep, other=0.0)
+    else:
+        patch = token - 1 - some
+        x = tl.load(patches + (image * count + patch) * COLUMNS + at, mask=keep, other=0.0).to(tl.float32)
+        place = tl.load(position + patch * COLUMNS + at, mask=keep, other=0.0).to(tl.float32)
+        x = (x + place).to(tl.bfloat16)
+    tl.store(out + (image * (1 + some + count) + token) * COLUMNS + at, x, mask=keep)
 
 
 @triton.jit
@@ -166,6 +199,23 @@ def added_and_normed(
     (values, scale), total = _room(z, *z.shape), torch.empty_like(z)
     _norm[(len(z),)](z, branch, weight, bias, total, values, scale, eps, ADD=True, **_form(z.shape[1], NORMED))
     return total, values, scale
+
+
+def plain_norm(z: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the layer norm of z [..., N] in bf16, and what torch's gradient of it needs."""
+    z, out = z.contiguous(), torch.empty_like(z, memory_format=torch.contiguous_format)
+    mean, rate = (torch.empty(*z.shape[:-1], 1, dtype=torch.float32, device=z.device) for _ in range(2))
+    _plain_norm[(mean.numel(),)](z, weight, bias, out, mean, rate, eps, **_form(z.shape[-1], NORMED))
+    return out, mean, rate
+
+
+def in_order(first: Tensor, prompts: Tensor, patches: Tensor, position: Tensor) -> Tensor:
+    """Return [first, prompts, patches + their position] as one sequence in bf16, see `sequence.py`."""
+    some, (images, count, width) = prompts.shape[1], patches.shape
+    out = torch.empty(images, 1 + some + count, width, dtype=torch.bfloat16, device=patches.device)
+    parts = (part.contiguous() for part in (first, prompts, patches, position))
+    _in_order[images, 1 + some + count](*parts, out, some, count, **_form(width))
+    return out
 
 
 def norm_backward(

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from promptfed.backbones import class_token, companions, float8, fused
+from promptfed.backbones import class_token, companions, float8, fused, sequence
 from promptfed.backbones.init import affine
 from promptfed.core import memory, ops
 from promptfed.core.errors import PromptFedError
@@ -202,15 +202,17 @@ def embed(arch: Arch, weights: Tree, x: Tensor, tokens: Tensor | None) -> Tensor
     z = _map(*_patches(arch, weights["patch.weight"], x), weights["patch.bias"] if arch.patch_bias else None)
     position = ops.spread(weights["position"], 2, z)
     first = ops.spread(weights["cls"], 2, z) + position[..., :1, :]
-    sequence = [first.expand(*z.shape[:-2], 1, -1)]
+    if tokens is not None and not arch.registers and sequence.fit(x, z, weights["cls"], weights["position"]):
+        return sequence.in_order(first, _placed(tokens, z), z, weights["position"][1:])
+    parts = [first.expand(*z.shape[:-2], 1, -1)]
     if tokens is not None:
-        sequence.append(_placed(tokens, z))
-    sequence.append(z + position[..., 1:, :])
+        parts.append(_placed(tokens, z))
+    parts.append(z + position[..., 1:, :])
     if arch.registers:  # they have no position, so their place is free: behind the patches they disturb no one
-        sequence.append(_placed(weights["registers"], z))
+        parts.append(_placed(weights["registers"], z))
     if z.dtype == torch.bfloat16:  # the sequence of a large network: a GPU joins what is contiguous far sooner
-        sequence = [part.contiguous() for part in sequence]
-    return torch.cat(sequence, -2)
+        parts = [part.contiguous() for part in parts]
+    return torch.cat(parts, -2)
 
 
 def _patches(arch: Arch, matrix: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Triton kernels of images that lie channels last: bytes to normalised numbers, and those to patches, each in one pass."""
+"""Triton kernels of images that lie channels last: bytes to normalised numbers, and those to patches."""
 
 import torch
 import triton
