@@ -37,14 +37,14 @@ def _norm(
     x = tl.load(z + row * COLUMNS + at, mask=keep, other=0.0).to(tl.float32)
     if ADD:
         x += tl.load(branch + row * COLUMNS + at, mask=keep, other=0.0).to(tl.float32)
-    w = tl.load(weight + at, mask=keep, other=0.0)
-    b = tl.load(bias + at, mask=keep, other=0.0)
     if ADD:
         rounded = x.to(tl.bfloat16)
         tl.store(total + row * COLUMNS + at, rounded, mask=keep)
         x = rounded.to(tl.float32)  # backward reads it back as it was stored
     centred = tl.where(keep, x - tl.sum(x, 0) / COLUMNS, 0.0)
     rate = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / COLUMNS + eps)
+    w = tl.load(weight + at, mask=keep, other=0.0)
+    b = tl.load(bias + at, mask=keep, other=0.0)
     _write(centred * rate * w + b, keep, at, values, scale, row, COLUMNS)
 
 
