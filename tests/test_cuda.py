@@ -15,7 +15,7 @@ from promptfed.backbones import float8, fused, transformer
 from promptfed.backbones.pretrained import ViT
 from promptfed.backbones.transformer import Arch
 from promptfed.core import keys, ops, tree
-from promptfed.core.kernels import convolved, dropped, patches
+from promptfed.core.kernels import convolved, dropped, gpus, patches
 from promptfed.core.method import Method
 from promptfed.federation.store import Store
 from promptfed.methods.fedapt import FedAPT
@@ -331,6 +331,99 @@ def test_eight_bit_kernels_round_as_torch_does() -> None:
         torch.testing.assert_close(got, want, rtol=0.13, atol=1e-2)  # one step of e4m3 at most
 
 
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+
+
+@pytest.mark.skipif(not HOPPER, reason="these kernels fit a Hopper's chip")
+@pytest.mark.parametrize(("tokens", "heads"), [(207, 12), (197, 3), (256, 2), (129, 1), (61, 4), (1, 1)])
+def test_attention_by_our_kernels_is_torchs(tokens: int, heads: int) -> None:
+    from promptfed.backbones import attention_kernels as own
+
+    draw = torch.Generator("cuda").manual_seed(tokens)
+    qkv, grad = (torch.randn(5 * tokens, n * heads * 64, generator=draw, device="cuda").bfloat16() for n in (3, 1))
+    assert own.fit(qkv, heads, tokens)
+    assert not own.fit(qkv, 2 * heads, tokens)  # heads of 32 numbers
+    leaf = (4 * qkv).double().requires_grad_()  # so that a token looks at few others
+    query, key, value = leaf.view(5, tokens, 3, heads, 64).permute(2, 0, 3, 1, 4).unbind(0)
+    want = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(grad.shape)
+    (to_want,) = torch.autograd.grad(want, leaf, grad.double())
+    found, norms = own.attend(4 * qkv, heads, tokens)
+    to_found = own.attend_backward(4 * qkv, grad, norms, heads, tokens)
+    assert (found.float() == want.to(found.dtype).float()).float().mean() > 0.95  # the others lie near the middle
+    assert (found.float() - want).norm() / want.norm() < 0.03
+    assert (to_found - to_want).norm() / to_want.norm() < 0.01
+    assert to_found.equal(own.attend_backward(4 * qkv, grad, norms, heads, tokens))
+
+
+@pytest.mark.skipif(not HOPPER, reason="these kernels fit a Hopper's chip")
+@pytest.mark.parametrize("wanted", [slice(None), slice(1, 4)])
+def test_both_ways_through_attention_give_the_same_rows(wanted: slice, monkeypatch: pytest.MonkeyPatch) -> None:
+    from promptfed.backbones import attention_kernels
+
+    draw = torch.Generator("cuda").manual_seed(0)
+    qkv, grad = (torch.randn(3 * 50, n * 128, generator=draw, device="cuda").bfloat16() for n in (3, 1))
+    found = []
+    for ours in (True, False):
+        monkeypatch.setattr(attention_kernels, "fit", lambda *_, ours=ours: ours)
+        mixed, way = float8.attended(qkv, 2, 50)
+        found.append((_back(mixed), _back(way.backward(grad, wanted))))
+    for one, other in zip(*found, strict=True):
+        assert (one - other).norm() / other.norm() < 0.03
+
+
+def test_the_class_token_gathers_alone_what_it_gathers_beside_others() -> None:
+    net = ViT.random((3, 32, 32), 4, width=128, depth=1, heads=2, patch=8, precision="bf16").to(torch.device("cuda"))
+    own, draw = transformer._own(net.frozen, 0), torch.Generator("cuda").manual_seed(0)
+    z, grad = (torch.randn(2, 5, n, 128, generator=draw, device="cuda").bfloat16() for n in (17, 1))
+    found = []
+    for kind, lean in ((torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)):
+        leaf, weights = z.to(kind).requires_grad_(), {name: value.to(kind) for name, value in own.items()}
+        out = transformer._block(net.form, weights, leaf, alone=True, flash=kind == torch.bfloat16, lean=lean)
+        found.append((out.detach().float(), torch.autograd.grad(out, leaf, grad.to(kind))[0].float()))
+    for exact, usual, lean_one in zip(*found, strict=True):
+        assert (lean_one - exact).norm() < 1.5 * (usual - exact).norm()
+
+
+@pytest.mark.parametrize(("side", "channels"), [(40, 3), (28, 1)])
+def test_bytes_become_normalised_images_as_in_torch(side: int, channels: int) -> None:
+    from promptfed.core.kernels import image_kernels
+
+    images = torch.randint(0, 256, (9, side, side, channels), dtype=torch.uint8).cuda()
+    scale, shift = torch.rand(channels).cuda() / 50, -torch.rand(channels).cuda()
+    index = torch.tensor([8, 0, 3, 3]).cuda()
+    found = image_kernels.normalised(images, index, scale, shift)
+    torch.testing.assert_close(found, torch.addcmul(shift, images[index].float(), scale), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("patch", [4, 7, 14])
+@pytest.mark.parametrize("own", [False, True])
+def test_the_sequence_by_our_kernels_is_torchs(patch: int, own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = ViT.random((3, 28, 28), 4, width=48, depth=1, heads=2, patch=patch, precision="bf16").to(torch.device("cuda"))
+    x, draw = torch.randn(2, 3, 28, 28, 3).cuda().movedim(-1, -3), torch.Generator("cuda")
+    found = []
+    for _ in range(2):
+        shape = (2, 3, 5, 48) if own else (2, 5, 48)
+        leaf = torch.randn(shape, generator=draw.manual_seed(0), device="cuda").bfloat16().requires_grad_()
+        z = transformer.embed(net.form, net.frozen, x, leaf)
+        found.append((z.detach(), torch.autograd.grad(z, leaf, torch.ones_like(z))[0]))
+        monkeypatch.setattr(gpus, "has_triton", lambda _: False)
+    (ours, to_ours), (theirs, to_theirs) = found
+    torch.testing.assert_close(ours, theirs, rtol=0.01, atol=0.01)  # a patch's products add up in another order
+    assert to_ours.equal(to_theirs)
+
+
+def test_the_plain_norm_by_our_kernel_is_torchs() -> None:
+    from promptfed.backbones import kernels
+
+    z, weight, bias = (torch.randn(shape).bfloat16().cuda() for shape in ((3, 7, 80), (80,), (80,)))
+    for ours, theirs in zip(
+        kernels.plain_norm(z + 1, weight, bias, 1e-6),
+        torch.native_layer_norm(z + 1, (80,), weight, bias, 1e-6),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_eight_bit_products_add_up_as_torch_does() -> None:
     draw = torch.Generator().manual_seed(1)
     x, matrix, bias = (torch.randn(*shape, generator=draw) for shape in ((33, 64), (48, 64), (48,)))
@@ -341,12 +434,13 @@ def test_eight_bit_products_add_up_as_torch_does() -> None:
     torch.testing.assert_close(got.float(), want.float(), rtol=0.02, atol=0.1)
 
 
-def test_features_in_eight_bits_are_near_float32_on_the_gpu() -> None:
+@pytest.mark.parametrize("heads", [1, 2])
+def test_features_in_eight_bits_are_near_float32_on_the_gpu(heads: int) -> None:
     draw = torch.Generator().manual_seed(0)
     x, prompt = torch.randn(2, 5, 3, 32, 32, generator=draw).cuda(), torch.randn(2, 4, 64, generator=draw).cuda()
     found = []
     for precision in ("fp32", "fp8"):
-        net = ViT.random((3, 32, 32), 4, width=64, depth=4, heads=2, patch=8, precision=precision)
+        net = ViT.random((3, 32, 32), 4, width=64, depth=4, heads=heads, patch=8, precision=precision)
         net = net.to(torch.device("cuda"))
         leaf = prompt.clone().requires_grad_()
         features = net.features({}, x, tokens=leaf)

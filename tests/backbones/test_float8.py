@@ -62,6 +62,17 @@ def test_the_three_parts_of_attention_stand_side_by_side() -> None:
         assert ((made[:, :, number].transpose(1, 2) - part).abs() <= CLOSE * part.abs() + 0.01).all()
 
 
+def test_no_value_is_beyond_what_e4m3_has_and_little_below() -> None:
+    own = transformer._own(network("fp32").frozen, 0)
+    own = own | {"norm1.bias": torch.linspace(-1, 1, 32), "qkv.bias": torch.linspace(-2, 2, 96)}
+    made = float8.block(2, 1e-6, own)
+    towards = own["qkv.weight"][64] * own["norm1.weight"]  # the token that the first value is largest for
+    for z in (towards.unsqueeze(0), -towards.unsqueeze(0), torch.randn(50, 32)):
+        values = made.qkv(float8.normed(z.float(), *made.norm1, 1e-6))[:, 64:]
+        assert values.abs().max() <= 448
+    assert values.abs().median() > 16
+
+
 @pytest.mark.parametrize("layer_scale", [False, True])
 def test_features_and_prompts_gradients_are_near_those_of_float32(layer_scale: bool) -> None:
     generator = torch.Generator().manual_seed(0)

@@ -92,6 +92,7 @@ class QuantisedBlock:
 
 def block(heads: int, eps: float, weights: Tree) -> QuantisedBlock:
     """Quantise the weights of one block, named without its number, as in `transformer.shapes`."""
+    weights = weights | _bounded(weights)
 
     def matrix(name: str, scale: str = "") -> QuantisedLinear:
         weight, bias = weights[f"{name}.weight"].float(), weights[f"{name}.bias"].float()
@@ -116,6 +117,27 @@ def block(heads: int, eps: float, weights: Tree) -> QuantisedBlock:
     )
 
 
+def _bounded(weights: Tree) -> Tree:
+    """Return attention's matrices with its values scaled so that none is above LARGEST, and `out` taking that back.
+
+    A mean of values is then no larger either, and can be written in e4m3 as soon as it is known. A number there keeps
+    its digits down to 2⁻¹⁵ of the largest, so the bound, that of Cauchy and Schwarz for a normed token, may be far off.
+    """
+    matrix, bias = weights["qkv.weight"].float(), weights["qkv.bias"].float()
+    scale, shift = weights["norm1.weight"].float(), weights["norm1.bias"].float()
+    width = len(scale)
+    values, rest = matrix[2 * width :], bias[2 * width :]
+    most = width**0.5 * (values * scale).norm(dim=1) + (values @ shift + rest).abs()
+    most = 1.2 * most + 0.15 * (values * shift).abs().sum(1)  # tokens and weights are rounded to e4m3
+    reach = most.clamp(min=SMALLEST) / LARGEST
+    by = torch.cat([reach.new_ones(2 * width), 1 / reach])
+    return {
+        "qkv.weight": matrix * by.unsqueeze(1),
+        "qkv.bias": bias * by,
+        "out.weight": weights["out.weight"].float() * reach,
+    }
+
+
 def through(z: Tensor, blocks: Sequence[QuantisedBlock], wanted: slice = slice(None)) -> Tensor:
     """Return the tokens z [..., T, width] after the blocks; of those before, only the `wanted` get a gradient."""
     made: Tensor = _QuantisedBlocks.apply(z.reshape(-1, *z.shape[-2:]), blocks, wanted)  # type: ignore[no-untyped-call]
@@ -138,15 +160,12 @@ class _QuantisedBlocks(torch.autograd.Function):
                 plain = normed(z, *block.norm1, block.eps)
             else:
                 z, plain = added_and_normed(z, branch, *block.norm1, block.eps)
-            query, key, value = block.qkv(plain).view(*shape[:2], 3, block.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
-            parts = [part.detach().requires_grad_() for part in (query, key, value)]
-            with torch.enable_grad():  # attention brings its own backward
-                mixed = F.scaled_dot_product_attention(parts[0], parts[1], parts[2])
-            branch = block.out(rows(mixed.detach().transpose(1, 2).reshape(z.shape)))
+            mixed, attention = attended(block.qkv(plain), block.heads, shape[1])
+            branch = block.out(mixed)
             middle, plain = added_and_normed(z, branch, *block.norm2, block.eps)
             hidden = block.mlp1(plain)
             branch = block.mlp2(gelu(hidden))
-            saved.append((block, z, mixed, parts, middle, hidden))
+            saved.append((block, z, attention, middle, hidden))
             z = middle
         ctx.saved, ctx.wanted = saved, wanted
         return (z if branch is None else z + branch).view(shape)
@@ -157,26 +176,77 @@ class _QuantisedBlocks(torch.autograd.Function):
         shape, grad = grad.shape, grad.reshape(-1, grad.shape[-1])
         low = rows(grad)
         while ctx.saved:  # what is used up is freed
-            block, z, mixed, parts, middle, hidden = ctx.saved.pop()
+            block, z, attention, middle, hidden = ctx.saved.pop()
             to_hidden = gelu_backward(block.mlp2.backward(low), hidden)
             grad, low = norm_backward(grad, block.mlp1.backward(to_hidden), middle, block.norm2[0], block.eps)
-            to_mixed = block.out.backward(low).view(*shape[:2], block.heads, -1).transpose(1, 2)
-            to_parts = torch.autograd.grad(mixed, parts, to_mixed)
-            if not ctx.saved and ctx.wanted != slice(None):
-                return _first(block, ctx.wanted, grad.view(shape), to_parts, z.view(shape)), None, None
-            grad, low = norm_backward(grad, block.qkv.backward(joined(*to_parts)), z, block.norm1[0], block.eps)
+            to_mixed, few = block.out.backward(low), not ctx.saved and ctx.wanted != slice(None)
+            through_norm = block.qkv.backward(attention.backward(to_mixed, ctx.wanted if few else slice(None)))
+            if few:
+                return _first(block, ctx.wanted, grad.view(shape), through_norm, z.view(shape)), None, None
+            grad, low = norm_backward(grad, through_norm, z, block.norm1[0], block.eps)
         return grad.view(shape), None, None
 
 
-def _first(block: QuantisedBlock, wanted: slice, grad: Tensor, to_parts: Sequence[Tensor], z: Tensor) -> Tensor:
+def _first(block: QuantisedBlock, wanted: slice, grad: Tensor, through_norm: Tensor, z: Tensor) -> Tensor:
     """Return the gradient of the first block's tokens where it is wanted, zero elsewhere."""
     some = (grad[:, wanted], z[:, wanted])
     passed, before = (part.reshape(-1, part.shape[-1]) for part in some)
-    through_norm = block.qkv.backward(joined(*(part[:, :, wanted] for part in to_parts)))
     found, _ = norm_backward(passed, through_norm, before, block.norm1[0], block.eps)
     out = torch.zeros_like(grad)
     out[:, wanted] = found.view(some[0].shape)
     return out
+
+
+@dataclass(frozen=True)
+class _OwnAttention:
+    """What the gradient of attention by our kernels needs."""
+
+    heads: int
+    tokens: int
+    qkv: Tensor
+    norms: Tensor
+
+    def backward(self, grad: Tensor, wanted: slice) -> Rows:
+        """Return the gradient of the `wanted` tokens' rows of qkv, given that of what all tokens gathered."""
+        from promptfed.backbones import attention_kernels
+
+        made = attention_kernels.attend_backward(self.qkv, grad, self.norms, self.heads, self.tokens)
+        return rows(made.view(-1, self.tokens, made.shape[-1])[:, wanted].reshape(-1, made.shape[-1]))
+
+
+@dataclass(frozen=True)
+class _TorchsAttention:
+    """What the gradient of torch's attention needs."""
+
+    mixed: Tensor  # [N, heads, T, d]
+    parts: Sequence[Tensor]
+
+    def backward(self, grad: Tensor, wanted: slice) -> Rows:
+        """Return the gradient of the `wanted` tokens' rows of qkv, given that of what all tokens gathered."""
+        count, heads, tokens, _ = self.mixed.shape
+        to_mixed = grad.view(count, tokens, heads, -1).transpose(1, 2)
+        to_parts = torch.autograd.grad(self.mixed, self.parts, to_mixed)
+        return joined(*(part[:, :, wanted] for part in to_parts))
+
+
+def attended(qkv: Tensor, heads: int, tokens: int) -> tuple[Rows, _OwnAttention | _TorchsAttention]:
+    """Return what every token gathers [N · T, heads · d], and what gives the gradient of qkv [N · T, 3 · heads · d].
+
+    Values are at most LARGEST, see `_bounded`.
+    """
+    one = torch.ones(len(qkv), 1, device=qkv.device)
+    if qkv.is_cuda:
+        from promptfed.backbones import attention_kernels
+
+        if attention_kernels.fit(qkv, heads, tokens):
+            mixed, norms = attention_kernels.attend(qkv, heads, tokens)
+            return Rows(mixed, one), _OwnAttention(heads, tokens, qkv, norms)
+    query, key, value = qkv.view(-1, tokens, 3, heads, qkv.shape[1] // 3 // heads).permute(2, 0, 3, 1, 4).unbind(0)
+    parts = [part.detach().requires_grad_() for part in (query, key, value)]
+    with torch.enable_grad():  # attention brings its own backward
+        made = F.scaled_dot_product_attention(parts[0], parts[1], parts[2])
+    mixed = made.detach().transpose(1, 2).reshape(len(qkv), -1).to(torch.float8_e4m3fn)
+    return Rows(mixed, one), _TorchsAttention(made, parts)
 
 
 def normed(z: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Rows:

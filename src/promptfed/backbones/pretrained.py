@@ -178,8 +178,7 @@ class LoadedViT(ViT):
         """Return features [..., B, width] in float32 of a sequence to which tokens come and stay, see the protocol."""
         kind = self.frozen["cls"].dtype
         placed = {number: value.to(kind) for number, value in tokens.items()}
-        x = resized(x, self._sides()).to(kind)
-        used = self._used(weights)
+        x, used = resized(x, self._sides()), self._used(weights)
         return transformer.grown(self.form, used, x, placed, nearest=nearest, upto=upto).float()
 
     def _used(self, weights: Tree) -> Tree:
@@ -198,8 +197,7 @@ class LoadedViT(ViT):
             tokens = tokens.to(kind) if isinstance(tokens, Tensor) else [layer.to(kind) for layer in tokens]
         beside = any(map(companions.is_one, weights))
         constant = not (x.requires_grad or beside or self.frozen.keys() & weights.keys())
-        x = resized(x, self._sides()).to(kind)
-        used = self._used(weights)
+        x, used = resized(x, self._sides()), self._used(weights)
         return transformer.features(self.form, used, x, tokens, low=self.low, prompts_only=constant, **how).float()
 
     @property

@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from promptfed.backbones import companions, float8, fused
+from promptfed.backbones import class_token, companions, float8, fused, sequence
 from promptfed.backbones.init import affine
 from promptfed.core import memory, ops
 from promptfed.core.errors import PromptFedError
+from promptfed.core.kernels import gpus
 from promptfed.core.protocols import Tokens
 from promptfed.core.tree import Tree
 
@@ -145,7 +146,9 @@ def features(
             z = fused.through(z, blocks, arch.heads, arch.eps, partial(_written, arch))
             number = last
         else:
-            z = _block(arch, _own(weights, number), z, alone=thrifty and number == arch.depth - 1, flash=flash)
+            own, alone = _own(weights, number), thrifty and number == arch.depth - 1
+            lean = alone and flash and bool(low) and not beside  # the matrices are frozen
+            z = _block(arch, own, z, alone=alone, flash=flash, lean=lean)
             number += 1
     rows = arch.grid[0] * arch.grid[1]
     z = torch.cat([z[..., :1, :], z[..., 1 + count : 1 + count + rows, :]], -2) if patches else z[..., 0, :]
@@ -196,19 +199,33 @@ def _plain(arch: Arch) -> bool:
 
 def embed(arch: Arch, weights: Tree, x: Tensor, tokens: Tensor | None) -> Tensor:
     """Return [class token, prompt tokens, patches] as one sequence [..., B, T, width]."""
-    p = arch.patch
-    rows = x.unflatten(-2, (-1, p)).unflatten(-1, (-1, p))  # [..., B, 3, h, p, w, p]
-    patches = rows.movedim((-4, -2), (-5, -4)).flatten(-3).flatten(-3, -2)  # [..., B, h*w, 3*p*p]
-    z = _map(patches, weights["patch.weight"], weights["patch.bias"] if arch.patch_bias else None)
+    z = _map(*_patches(arch, weights["patch.weight"], x), weights["patch.bias"] if arch.patch_bias else None)
     position = ops.spread(weights["position"], 2, z)
     first = ops.spread(weights["cls"], 2, z) + position[..., :1, :]
-    sequence = [first.expand(*z.shape[:-2], 1, -1)]
+    if tokens is not None and not arch.registers and sequence.fit(x, z, weights["cls"], weights["position"]):
+        return sequence.in_order(first, _placed(tokens, z), z, weights["position"][1:])
+    parts = [first.expand(*z.shape[:-2], 1, -1)]
     if tokens is not None:
-        sequence.append(_placed(tokens, z))
-    sequence.append(z + position[..., 1:, :])
+        parts.append(_placed(tokens, z))
+    parts.append(z + position[..., 1:, :])
     if arch.registers:  # they have no position, so their place is free: behind the patches they disturb no one
-        sequence.append(_placed(weights["registers"], z))
-    return torch.cat(sequence, -2)
+        parts.append(_placed(weights["registers"], z))
+    if z.dtype == torch.bfloat16:  # the sequence of a large network: a GPU joins what is contiguous far sooner
+        parts = [part.contiguous() for part in parts]
+    return torch.cat(parts, -2)
+
+
+def _patches(arch: Arch, matrix: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the patches of images [..., B, h*w, 3*p*p], and the matrix they go through."""
+    p, last = arch.patch, x.movedim(-3, -1)
+    if matrix.dtype == torch.bfloat16 and last.is_contiguous() and not x.requires_grad and gpus.has_triton(x):
+        from promptfed.core.kernels import image_kernels
+
+        found = image_kernels.patches(last.flatten(0, -4), p)  # channels last; so the matrix' columns move
+        columns = matrix.unflatten(-1, (-1, p, p)).movedim(-3, -1).flatten(-3)
+        return found.view(*x.shape[:-3], *found.shape[1:]), columns
+    rows = x.to(matrix.dtype).unflatten(-2, (-1, p)).unflatten(-1, (-1, p))  # [..., B, 3, h, p, w, p]
+    return rows.movedim((-4, -2), (-5, -4)).flatten(-3).flatten(-3, -2), matrix
 
 
 def _placed(tokens: Tensor, z: Tensor) -> Tensor:
@@ -227,13 +244,19 @@ def _written(arch: Arch, z: Tensor, blocks: Sequence[Tree]) -> Tensor:
     return z
 
 
-def _block(arch: Arch, w: Tree, z: Tensor, *, alone: bool, flash: bool) -> Tensor:
-    """Return z after attention and MLP; `alone`: of the class token only, as no later block looks at the others."""
-    plain = ops.layer_norm(z, w["norm1.weight"], w["norm1.bias"], arch.eps)
-    if alone:
-        z = z[..., :1, :]
-    aside = companions.aside(w, plain[..., :1, :] if alone else plain)
-    mixed = _attend(arch, w, plain, alone=alone, flash=flash)
+def _block(arch: Arch, w: Tree, z: Tensor, *, alone: bool, flash: bool, lean: bool = False) -> Tensor:
+    """Return z after attention and MLP; `alone`: of the class token only, as no later block looks at the others.
+
+    A `lean` block makes no keys and values for it.
+    """
+    if lean:
+        (z, mixed), aside = class_token.gathered(z, w, arch.heads, arch.eps), None
+    else:
+        plain = ops.layer_norm(z, w["norm1.weight"], w["norm1.bias"], arch.eps)
+        if alone:
+            z = z[..., :1, :]
+        aside = companions.aside(w, plain[..., :1, :] if alone else plain)
+        mixed = _attend(arch, w, plain, alone=alone, flash=flash)
     z = _add(z, companions.linear(w, "out", mixed), w["scale1"] if arch.layer_scale else None)
     plain = ops.layer_norm(z, w["norm2.weight"], w["norm2.bias"], arch.eps)
     hidden = companions.linear(w, "mlp1", plain)

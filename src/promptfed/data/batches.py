@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from promptfed.core import keys, memory
+from promptfed.core.kernels import gpus
 from promptfed.core.protocols import Backbone, Batch, Change, Draw
 from promptfed.core.tree import Tree
 from promptfed.data.dataset import Dataset, Indices
@@ -46,8 +47,13 @@ class Pool:
         """Return the normalised images [*index.shape, 3, H, W], channels last in memory as convolutions like it."""
         if not self.raw:
             return self.x[index].float()  # patches are kept in 16 bits
-        chosen = self.x.index_select(0, index.flatten()).float()
-        return torch.addcmul(self.shift, chosen, self.scale).view(*index.shape, *self.x.shape[1:]).movedim(-1, -3)
+        if gpus.has_triton(self.scale):
+            from promptfed.core.kernels import image_kernels
+
+            made = image_kernels.normalised(self.x, index.flatten(), self.scale, self.shift)
+        else:
+            made = torch.addcmul(self.shift, self.x.index_select(0, index.flatten()).float(), self.scale)
+        return made.view(*index.shape, *self.x.shape[1:]).movedim(-1, -3)
 
 
 class LatePool(Pool):
