@@ -51,6 +51,7 @@ def test_keys_are_what_a_recipe_takes() -> None:
         "weight_decay": 0.0,
         "clip": 0.0,
         "tune_epochs": 0,
+        "tune": "all",
         "drop_last": False,
     }
     assert "shape" not in keys("backbones", "vit-tiny")
