@@ -243,10 +243,8 @@ def score_deployed(
     """
     rows = shards.tested()
     domains = shards.pool.domains[rows]
-    sets = {"all": rows}
-    if len(domain_names) > 1:
-        sets = {name: rows[domains == number] for number, name in enumerate(domain_names)}
-    sums = {}
+    each = {name: rows[domains == number] for number, name in enumerate(domain_names)}
+    sets, sums = each if len(each) > 1 else {"all": rows}, {}
     for name, chosen in sets.items():
         if len(chosen):
             data = shards.data([0], 0, "test", stacked=False)
